@@ -218,9 +218,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--dtype", default="bfloat16")

@@ -36,7 +36,7 @@ def run(arguments: list[str], tree: Path = HERE) -> tuple[float, int, float]:
     """One run: wall seconds, peak resident bytes, processor seconds."""
     start = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "snugvl.cli", *arguments],
+        [sys.executable, "-P", "-m", "snugvl", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": str(tree / "src")},

@@ -8,7 +8,6 @@ ready, the kernels that `/health` names as replaced, what was compiled after rea
 faults is another one than without.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -54,9 +53,7 @@ def answered(http: httpx.Client, question: str) -> str:
 
 def main() -> None:
     """Start four times."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("model", nargs="?", default="pocket")
     parser.add_argument("--faults", default="nan:lone_bf16 compile:attend_chunk")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")

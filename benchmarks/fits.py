@@ -10,7 +10,6 @@ picture with 128 tokens. Bisected between LOW, which should fail, and HIGH, whic
     --roomy    context 4,096 and a 4032×3024 photo at 7,200 MiB instead: one attempt a model
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -98,9 +97,7 @@ def measure(argument: str, device: Device, *, roomy: bool) -> tuple[str, dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--roomy", action="store_true")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")

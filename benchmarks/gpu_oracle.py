@@ -13,7 +13,6 @@ Then the same tokens once more by recordings, and with guesses of which most are
     python benchmarks/gpu_oracle.py src/snugvl/pocket --drawn 64             # answers of a trained model
 """
 
-import argparse
 import gc
 import time
 from collections.abc import Callable
@@ -331,18 +330,13 @@ def relative(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 @torch.inference_mode()
 def compare(
-    folder: Path,
-    cases: list[Case],
-    dtype: torch.dtype,
-    device: torch.device,
-    truth: dict[str, torch.Tensor],
+    folder: Path, cases: list[Case], dtype: torch.dtype, device: torch.device, truth: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
     """Both engines in one dtype; fills `truth` with the float32 oracle's logits."""
     name = str(dtype).removeprefix("torch.")
     kind = AutoModelForCausalLM if read_config(folder).vision is None else AutoModelForImageTextToText
     oracle, their_load = measured(
-        lambda: kind.from_pretrained(folder, dtype=dtype, device_map=device),
-        f"transformers {name}",
+        lambda: kind.from_pretrained(folder, dtype=dtype, device_map=device), f"transformers {name}"
     )
     logits, answers = {}, {}
     for case in cases:
@@ -410,9 +404,7 @@ def count(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Compare in float32, then in bfloat16."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument(

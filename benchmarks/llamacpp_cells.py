@@ -347,9 +347,7 @@ def speed(model: str, words: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("--server", default="", help="llama-server; without one, as snugvl finds it")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="of the files: 20 GB at most")

@@ -12,7 +12,6 @@ and again: where others use a core, all wait. So a thread a core is measured bes
 (`backends/llamacpp/settings.py`). `--prompts 0`: speed alone.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Iterator
@@ -130,9 +129,7 @@ def processor_s() -> float:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=machine.RESULTS / "smollm2" / "llamacpp.json")

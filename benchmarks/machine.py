@@ -1,5 +1,6 @@
 """Names the machine a figure comes from, and saves raw results beside the others; speed of one answer."""
 
+import argparse
 import json
 import os
 import platform
@@ -13,6 +14,11 @@ import torch
 from snugvl.version import __version__
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """A script's command line, whose help is its docstring."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def describe() -> dict[str, Any]:

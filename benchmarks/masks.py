@@ -124,10 +124,7 @@ def level(
 async def served(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second of each level, typed and free, of an engine in a process of its own."""
     choice = EngineChoice(
-        options.model,
-        device=options.device,
-        concurrency=options.concurrency,
-        step_graphs=options.step_graphs,
+        options.model, device=options.device, concurrency=options.concurrency, step_graphs=options.step_graphs
     )
     service = SupervisedEngine(choice)
     await service.start()
@@ -221,9 +218,7 @@ def show(row: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("model", nargs="?", default="pocket")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--levels", default="1:12,8:48,32:96", help="clients and their requests")
@@ -245,10 +240,7 @@ def main() -> None:
         return
     runner.LEAST_RUN = options.least_run or runner.LEAST_RUN
     model: Model = snugvl.load(
-        options.model,
-        device=options.device,
-        concurrency=options.concurrency,
-        step_graphs=options.step_graphs,
+        options.model, device=options.device, concurrency=options.concurrency, step_graphs=options.step_graphs
     )
     figures = {
         "model": options.model,

@@ -5,17 +5,17 @@
     python benchmarks/never_oom.py pocket=pocket:auto --device cpu --free-mib 900 --requests 60
 
 A ballast leaves the card `--free-mib`, beside a neighbour's empty context; `snugvl serve` plans for that.
-Each model is served twice: "cold", as on a machine's first start, with cache folders that are new and
-empty, and then "warm", with what that start left in them. One server takes all runs of its life. With
-`--unseen MIB` both lives are on a card whose driver takes so much more than any that we know, and a
-little more while it runs; with `--untold` the engine isn't told what its process holds, as under WSL2
-(`unseen_card/` of the tests does both). Sixteen clients send what `hostile.py` draws, other requests in
-each run. After 40 % of them the neighbour takes 500 MiB more, as far as they can be had within five
-seconds, and after 80 % it gives them back. A run has passed when all of it was asked in time, every
-answer is a complete one or a clean refusal (4xx, or 503 with Retry- After), the neighbour got its 500
-MiB, the engine never restarted, its process stayed below its cap (NVML, every 10 ms), and its KV cache is
-whole again. With `--device cpu` all of it runs without a GPU; the server is then told `--memory`, and
-nobody is fed.
+Each model is served twice: "cold", as on a machine's first start, with cache folders that are new and empty,
+and then "warm", with what that start left in them. One server takes all runs of its life. With `--unseen MIB`
+both lives are on a card whose driver takes so much more than any that we know, and a little more while it
+runs; with `--untold` the engine isn't told what its process holds, as under WSL2 (`unseen_card/` of the
+tests does both). Sixteen clients send what `hostile.py` draws, other requests in each run. After 40 % of them
+the neighbour takes 500 MiB more, as far as they can be had within five seconds, and after 80 % it gives them
+back. A run has passed
+when all of it was asked in time, every answer is a complete one or a clean refusal (4xx, or 503 with Retry-
+After), the neighbour got its 500 MiB, the engine never restarted, its process stayed below its cap (NVML,
+every 10 ms), and its KV cache is whole again. With `--device cpu` all of it runs without a GPU; the server is
+then told `--memory`, and nobody is fed.
 
 The first lines say what the driver takes in the engine's process beside torch's memory, and how that grows.
 """
@@ -249,9 +249,7 @@ def driver_of(result: dict[str, Any], run: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--free-mib", type=int, default=7200)

@@ -170,9 +170,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("--cards", nargs="+", choices=CARDS, default=list(CARDS), metavar="CARD")
     parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME")
     parser.add_argument("--formats", nargs="+", choices=STORAGES, default=list(STORAGES))

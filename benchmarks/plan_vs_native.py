@@ -250,9 +250,7 @@ def print_summary(found: dict[str, Any]) -> None:
 
 def main() -> None:
     """Every checkpoint in every format in every cell."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("checkpoints", nargs="+")
     parser.add_argument("--weights", nargs="+", default=["auto"])
     parser.add_argument("--cells", nargs="+", default=list(CELLS))

@@ -135,9 +135,7 @@ def formats(work: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--llamacpp", type=Path, help="write llama.cpp's answers there")
     parser.add_argument("--beside", type=Path, help="llama.cpp's answers")

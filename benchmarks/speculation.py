@@ -18,7 +18,6 @@ never right, and takes as long. One that is right is `training/predictor.py`'s, 
 own.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -201,9 +200,7 @@ def forced(
 
 def main() -> None:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("model", nargs="?", default="pocket")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")

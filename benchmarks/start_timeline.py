@@ -11,7 +11,6 @@ seconds since the command was started. Weights are in the page cache: the first 
 The first start of all may read torch from the disk.
 """
 
-import argparse
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -56,9 +55,7 @@ def show(name: str, runs: list[dict[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--weights", default="auto")
     parser.add_argument("--device", default="cuda")

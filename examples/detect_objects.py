@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 import snugvl
-from snugvl.tasks.draw import annotate, save
+from snugvl.tasks.export import annotate, save
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--server", help="a running `snugvl serve`, such as http://127.0.0.1:8000")

@@ -58,7 +58,7 @@ ROOT = {
 KNOWN = {"core", "errors", "version"}
 # Modules that say a name which is a family's as well, and what it is there. This list may only shrink.
 HOMONYMS = {
-    "checkpoint/gguf_tokenizer.py": {"qwen2", "qwen35"},  # llama.cpp's names of ways to cut text
+    "checkpoint/gguf_facts.py": {"qwen2", "qwen35"},  # llama.cpp's names of ways to cut text
     "core/messages.py": {"llama", "mistral"},  # forms of calls of tools, as in `inputs/tools/forms.py`
     "inputs/tools/forms.py": {"llama", "mistral"},
     "diagnose/facts.py": {"llama"},  # how names of models begin in logs

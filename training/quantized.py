@@ -34,8 +34,7 @@ from snugvl.core.options import LoadOptions
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
-from snugvl.quantize.inputs import Given
-from snugvl.quantize.setup import QuantizeJob
+from snugvl.quantize.setup import Given, QuantizeJob
 
 CHAPTERS = ("specialnames", "typesseq")
 TOPICS = (

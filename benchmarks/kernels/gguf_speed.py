@@ -232,9 +232,7 @@ def whole(model: str, kind: str, work: Path) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("--out", type=Path, default=machine.RESULTS / "h200" / "gguf_speed.json")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SHAPES))
     parser.add_argument("--tiles", action="store_true", help="try other tiles for one row")

@@ -33,37 +33,25 @@ from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import WORDS, FormatName, Weights
 
 READ_BANDWIDTH = 4.43e12  # bytes a second, measured on the H200 (benchmarks/bandwidth.py)
-SHAPES = {  # rows, columns, swiglu
-    "2b": {
-        "qkv": (4096, 2048, False),
-        "o": (2048, 2048, False),
-        "gate_up": (12288, 2048, True),
-        "down": (2048, 6144, False),
-        "head": (151936, 2048, False),
-    },
-    "4b": {
-        "qkv": (6144, 2560, False),
-        "o": (2560, 4096, False),
-        "gate_up": (19456, 2560, True),
-        "down": (2560, 9728, False),
-        "head": (151936, 2560, False),
-    },
-    "qwen3.5-4b": {
-        "qkv": (12288, 2560, False),
-        "o": (2560, 4096, False),
-        "gate_up": (18432, 2560, True),
-        "down": (2560, 9216, False),
-        "head": (248320, 2560, False),
-    },
-    "8b": {
-        "qkv": (6144, 4096, False),
-        "o": (4096, 4096, False),
-        "gate_up": (24576, 4096, True),
-        "down": (4096, 12288, False),
-        "head": (151936, 4096, False),
-    },
-}
 
+
+def shapes(hidden: int, qkv: int, attended: int, mlp: int, words: int) -> dict[str, tuple[int, int, bool]]:
+    """A decoder's products: rows, columns, swiglu."""
+    return {
+        "qkv": (qkv, hidden, False),
+        "o": (hidden, attended, False),
+        "gate_up": (2 * mlp, hidden, True),
+        "down": (hidden, mlp, False),
+        "head": (words, hidden, False),
+    }
+
+
+SHAPES = {
+    "2b": shapes(2048, 4096, 2048, 6144, 151936),
+    "4b": shapes(2560, 6144, 4096, 9728, 151936),
+    "qwen3.5-4b": shapes(2560, 12288, 4096, 9216, 248320),
+    "8b": shapes(4096, 6144, 4096, 12288, 151936),
+}
 HEADS: tuple[FormatName, ...] = ("bf16", "int8")  # formats that a head may have
 TOLERANCE = 1e-2  # relative error: bf16 rounds by some thousandths
 Tile = tuple[int, ...]

@@ -232,9 +232,7 @@ def search(size: str, kind: FormatName, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("--sizes", nargs="+", default=["2b", "4b", "8b"], choices=HEADS)
     parser.add_argument("--format", default="int4", choices=["int4", "bf16"])
     parser.add_argument("--repeats", type=int, default=15)

@@ -10,7 +10,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, SnugvlError, WrongType, warn
 from snugvl.inputs.given import ImageSource, VisualSource, decode, look, look_at, see, still
 from snugvl.inputs.talk import Spoken, Turn, seen, turns
-from snugvl.tasks import ask, caption, detect, scene
+from snugvl.tasks import ask, detect, scene
 from snugvl.tasks.conversation import Conversation
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.request import collect
@@ -49,7 +49,7 @@ class Model(Tasks):
         return self.backend.capabilities
 
     def _caption(self, image: VisualSource, detail: Detail, asked: Asked) -> Caption:
-        return caption.result(_read(self._stream_caption(image, detail, asked)))
+        return ask.caption_result(_read(self._stream_caption(image, detail, asked)))
 
     def _ask(self, images: VisualSource | Sequence[VisualSource], question: str, asked: Asked) -> Answer:
         return ask.result(_read(self._stream_ask(images, question, asked)))
@@ -78,7 +78,7 @@ class Model(Tasks):
     def _stream_caption(self, image: VisualSource, detail: Detail, asked: Asked) -> Stream:
         said, most = asked.sampling, asked.max_pixels
         return self._submit(
-            caption.request(look(image), self.capabilities, detail=detail, sampling=said, max_pixels=most)
+            ask.caption_request(look(image), self.capabilities, detail=detail, sampling=said, max_pixels=most)
         )
 
     def _stream_ask(

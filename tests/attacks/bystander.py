@@ -323,7 +323,7 @@ def main() -> None:
     rows = attack_all(chosen, arguments.patience)
     failed = [row.name for row in rows if row.failed]
     # Imported last: it loads torch, which bystanders should not share their memory and time with.
-    import machine
+    from benchmarks import machine
 
     verdict = f"{len(rows) - len(failed)} of {len(rows)} held, in {time.monotonic() - began:.0f} s"
     table = "\n".join([head(), *map(line, rows), "", verdict, str(machine.describe())])

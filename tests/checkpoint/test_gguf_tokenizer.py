@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import GPT2Tokenizer, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
+from snugvl.checkpoint.gguf_facts import KINDS, MERGES, tokenizer_files
 from snugvl.checkpoint.gguf_network import TOKENS
-from snugvl.checkpoint.gguf_tokenizer import KINDS, MERGES, tokenizer_files
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 TEXTS = (

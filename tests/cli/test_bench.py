@@ -149,7 +149,7 @@ def test_some_requests_fail(snugvl: Run) -> None:
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "snugvl.cli", "bench", *words]
+    return [sys.executable, "-m", "snugvl", "bench", *words]
 
 
 def with_interrupt(handler: Any) -> Callable[[], None]:

@@ -80,7 +80,7 @@ def test_a_broken_checkpoint_is_one_line(
 
 def test_nothing_else_prints_in_a_process_of_its_own(tmp_path: Path) -> None:
     folder = broken(tmp_path, lose_a_tensor)
-    command = [sys.executable, "-m", "snugvl.cli", "caption", "--model", str(folder), str(PICTURE)]
+    command = [sys.executable, "-m", "snugvl", "caption", "--model", str(folder), str(PICTURE)]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 4
     assert ran.stdout == ""

@@ -17,7 +17,7 @@ from tests.cli.conftest import NOTE
 from tests.patience import PATIENCE_S, until
 
 FAKE = [sys.executable, "-m", "tests.cli.fake_main"]
-REAL = [sys.executable, "-m", "snugvl.cli"]
+REAL = [sys.executable, "-m", "snugvl"]
 
 
 def shell(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

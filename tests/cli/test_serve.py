@@ -245,7 +245,7 @@ def test_the_first_request_works_as_printed_and_pockets_answer_is_right(
     url: str, line: Callable[[str], str], tmp_path: Path
 ) -> None:
     program = tmp_path / "snugvl"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m snugvl.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m snugvl "$@"\n')
     program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ran = subprocess.run(
@@ -303,7 +303,7 @@ def test_loading_is_told_once_a_stage(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.slow
 def test_the_process_does_it_all() -> None:
-    command = [sys.executable, "-m", "snugvl.cli", "serve", "pocket", "--port", "0", "--device", "cpu"]
+    command = [sys.executable, "-m", "snugvl", "serve", "pocket", "--port", "0", "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -20,7 +20,7 @@ PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 @contextmanager
 def serving(*words: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "snugvl.cli", "serve", *words, "--port", "0", "--device", "cpu"]
+    command = [sys.executable, "-m", "snugvl", "serve", *words, "--port", "0", "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -231,7 +231,7 @@ def test_ctrl_c_ends_the_requests_that_run(pictures: Path) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "snugvl.cli", "caption", str(pictures), "--server", address, "-m", "x"],
+        [sys.executable, "-m", "snugvl", "caption", str(pictures), "--server", address, "-m", "x"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip

@@ -280,7 +280,7 @@ def test_on_a_terminal_until_ctrl_c(scripted: str) -> None:
     os.set_blocking(leader, False)
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "snugvl.cli", "top", "--server", scripted],
+        [sys.executable, "-m", "snugvl", "top", "--server", scripted],
         stdin=follower, stdout=follower, stderr=subprocess.PIPE, env=environment, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip

@@ -57,7 +57,7 @@ def on_a_terminal(width: int, *args: str) -> str:
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith(("COLUMNS", "SNUGVL_"))
     }
-    command = [sys.executable, "-m", "snugvl.cli", *args]
+    command = [sys.executable, "-m", "snugvl", *args]
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment):
         os.close(its)
         pieces = []

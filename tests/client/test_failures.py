@@ -15,7 +15,7 @@ from PIL import Image
 
 import snugvl
 from snugvl import AsyncClient, Client, Message, SamplingParams, errors, user
-from snugvl.client import failures
+from snugvl.client import connection
 from snugvl.client.connection import Sockets, address_of
 from snugvl.core.messages import Picture, Text, Video
 from snugvl.core.service import Health
@@ -152,7 +152,7 @@ def test_https_where_there_is_none() -> None:
     error = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")
     sdks = openai.APIConnectionError(request=httpx.Request("GET", "https://box:8123/health"))
     sdks.__cause__ = error
-    said = str(failures.translated(sdks, address_of("https://box:8123")))
+    said = str(connection.translated(sdks, address_of("https://box:8123")))
     assert said == "what answers at https://box:8123 doesn't speak https; use http://box:8123"
 
 

@@ -350,7 +350,7 @@ def quantized_cost() -> str:
 
 
 def llamacpp_buffers() -> str:
-    """Planned beside taken of llama.cpp's buffers, as `benchmarks/llamacpp_buffers.py` wrote them down."""
+    """Planned beside taken of llama.cpp's buffers, as `tests/backends/llamacpp/buffers.py` wrote down."""
     rows = json.loads((RESULTS / "llamacpp/buffers.json").read_text())
     lines = ["| | cells | all buffers together | compute buffer | mmproj's |", "|---|---|---|---|---|"]
     for name in dict.fromkeys(row["model"] for row in rows):

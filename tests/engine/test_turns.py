@@ -6,9 +6,8 @@ import weakref
 
 import pytest
 
-from snugvl.engine.sampling import turns
-from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads
-from snugvl.engine.sampling.turns import Turns
+from snugvl.engine.sampling import masks
+from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, Turns
 from tests.engine.test_masks import Slow
 from tests.patience import PATIENCE_S, until
 
@@ -53,11 +52,11 @@ def test_who_gets_no_more_threads_goes_on_with_fewer(monkeypatch: pytest.MonkeyP
             raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as few:
-        few.setattr(turns, "Thread", NoThread)
+        few.setattr(masks, "Thread", NoThread)
         with pytest.raises(RuntimeError):
             made.submit("a", lambda: None)
     made.submit("a", lambda: None)
     with monkeypatch.context() as few:
-        few.setattr(turns, "Thread", NoThread)
+        few.setattr(masks, "Thread", NoThread)
         made.submit("b", done.set)
     assert done.wait(PATIENCE_S)

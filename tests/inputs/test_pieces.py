@@ -15,8 +15,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs import tokenizer as tokenizer_module
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.grammar import GrammarCompiler
-from snugvl.inputs.spelling import spelling_of
-from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tokenizer import Tokenizer, spelling_of
 from tests.draws import draws
 from tests.inputs.pieces import STYLES, pieces, write
 

@@ -14,11 +14,10 @@ from snugvl.errors import UnsupportedModel
 from snugvl.fidelity.sweep import Sequences, Sweep
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import load_model
-from snugvl.quantize import inputs, passes, setup
-from snugvl.quantize.inputs import Given
+from snugvl.quantize import passes, setup
 from snugvl.quantize.passes import Matrix
 from snugvl.quantize.rounding import Moments, Rounded, rounded
-from snugvl.quantize.setup import QuantizeJob
+from snugvl.quantize.setup import Given, QuantizeJob
 from tests import mixtures
 from tests.models.forward import Prompt, logits
 
@@ -193,13 +192,13 @@ def test_costs_are_measured_on_the_middles_of_pieces(tiny_whole: Path, tmp_path:
     with closing(job(tiny_whole, tmp_path / "out", TEXTS)) as asked:
         tokenizer, probe = asked.side.processor.tokenizer, asked.material.probe
         pieces = [
-            ids[start : start + inputs.PIECE]
+            ids[start : start + setup.PIECE]
             for _, text in TEXTS
             for ids in (tokenizer.encode(text),)
-            for start in range(0, len(ids), inputs.PIECE)
+            for start in range(0, len(ids), setup.PIECE)
         ]
-    middles = [tuple(ids[(len(ids) - inputs.PROBE) // 2 :][: inputs.PROBE]) for ids in pieces]
-    assert all(len(middle) == inputs.PROBE for middle in middles)
+    middles = [tuple(ids[(len(ids) - setup.PROBE) // 2 :][: setup.PROBE]) for ids in pieces]
+    assert all(len(middle) == setup.PROBE for middle in middles)
     assert probe.prompt.ids == (pieces[0][0],)
     assert set(probe.answers) <= set(middles)
     assert len(probe.answers) > 1

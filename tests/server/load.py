@@ -316,7 +316,7 @@ def tell(figures: dict[str, Any], wrong: Sequence[str], log: str, out: Path | No
     for what, count in Counter(wrong).most_common(20):
         print(f"WRONG, {count} times: {what}")
     # Imported last: it loads torch, which the clients should not share their memory and time with.
-    import machine
+    from benchmarks import machine
 
     print(machine.describe())
     machine.save("server/load", {**figures, "wrong": list(wrong)}, out)

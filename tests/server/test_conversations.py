@@ -19,13 +19,13 @@ from snugvl.server import anthropic
 from snugvl.server.anthropic import MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS
 from snugvl.server.media.loading import MAX_MEDIA, MediaLoader, MediaRef, RequestMedia
+from snugvl.server.metrics import RequestNotes, RequestRecord
 from snugvl.server.ollama import request as ollama
 from snugvl.server.ollama.request import ChatRequest
 from snugvl.server.openai import responses_request as responses
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.chat_request import MAX_PARTS
 from snugvl.server.openai.chat_request import conversation_of as chat_conversation
-from snugvl.server.record import RequestNotes, RequestRecord
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
 

@@ -12,7 +12,7 @@ from snugvl import errors as ours
 from snugvl.server import errors
 from snugvl.server.body import parse_json
 from snugvl.server.fields import Strict
-from snugvl.server.record import RequestRecord, begin_record
+from snugvl.server.metrics import RequestRecord, begin_record
 from snugvl.server.unsupported import refused
 
 

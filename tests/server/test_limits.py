@@ -17,8 +17,8 @@ from starlette.types import Message, Send
 from snugvl.core.messages import Text
 from snugvl.server import receiving
 from snugvl.server.access import Bucket
+from snugvl.server.metrics import RequestRecord, begin_record
 from snugvl.server.receiving import BodyBudget, Receiving, RequestBody
-from snugvl.server.record import RequestRecord, begin_record
 from snugvl.server.settings import ServerSettings
 from tests.patience import until
 from tests.server.fake import FakeService, Script

@@ -8,8 +8,8 @@ import pytest
 
 import snugvl
 from snugvl.server.body import LARGE_BYTES
+from snugvl.server.metrics import RequestNotes
 from snugvl.server.openai.chat import ChatCompletionRequest
-from snugvl.server.record import RequestNotes
 from tests.server.fake import FakeService
 from tests.server.live import live
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
-from snugvl.tasks import ask, caption, conventions, detect, scene
+from snugvl.tasks import ask, conventions, detect, scene
 from snugvl.tasks.results import Reply
 from tests.masks import allowed_by
 from tests.tasks.fake import BOXES, SCENE, FakeBackend
@@ -114,5 +114,5 @@ def test_which_tasks_have_a_grammar() -> None:
     image, capabilities = Image.new("RGB", (9, 9)), FakeBackend().capabilities
     assert scene.request(image, capabilities).grammar == conventions.SCENE
     assert detect.request(image, ["cup"], capabilities).grammar == conventions.BOXES
-    assert caption.request(image, capabilities, detail="short").grammar is None
+    assert ask.caption_request(image, capabilities, detail="short").grammar is None
     assert ask.request([image], "What?", capabilities).grammar is None

@@ -45,12 +45,7 @@ from snugvl.version import __version__
 POLL_S = 0.02
 DRAIN_S = 2
 PATIENCE_S = 20.0
-BY_EXIT_CODE: dict[int, type[SnugvlError]] = {
-    2: InputError,
-    3: InputError,
-    4: CheckpointError,
-    5: DoesNotFit,
-}
+BY_EXIT_CODE: dict[int, type[SnugvlError]] = {2: InputError, 3: InputError, 4: CheckpointError, 5: DoesNotFit}
 
 Tell = Callable[[str], None]
 
@@ -78,7 +73,7 @@ class ServerProcess:
         named = [model] if model is not None else []
         words = [*named, *options, "--port", str(port), "--drain", str(DRAIN_S)]
         words += ["--quiet"] if quiet else []
-        self.command = (sys.executable, "-m", "snugvl.cli", "serve", *words)
+        self.command = (sys.executable, "-m", "snugvl", "serve", *words)
         self.began = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None

@@ -21,8 +21,7 @@ import openai
 from PIL import Image, ImageDraw
 
 from snugvl.client import Client
-from snugvl.client.connection import Address, address_of
-from snugvl.client.failures import translating
+from snugvl.client.connection import Address, address_of, translating
 from snugvl.core.training import UNLEARNED
 from snugvl.errors import (
     EngineError,

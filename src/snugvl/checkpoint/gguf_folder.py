@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from snugvl.checkpoint.families import PROJECTORS, parse_config
 from snugvl.checkpoint.gguf import GgufHeader, read_gguf
+from snugvl.checkpoint.gguf_facts import KEPT, tokenizer_files
 from snugvl.checkpoint.gguf_files import GgufFiles
 from snugvl.checkpoint.gguf_network import (
     FACTORS,
@@ -28,7 +29,6 @@ from snugvl.checkpoint.gguf_network import (
     projector_of,
     squares,
 )
-from snugvl.checkpoint.gguf_tokenizer import KEPT, tokenizer_files
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.checkpoint.section import read_json
 from snugvl.core.folders import cache_folder

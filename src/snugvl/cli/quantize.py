@@ -25,8 +25,7 @@ from snugvl.errors import InputError
 if TYPE_CHECKING:
     from snugvl.fidelity.work import Tell
     from snugvl.quantize.copying import CopyJob
-    from snugvl.quantize.inputs import Given
-    from snugvl.quantize.setup import QuantizeJob, WrittenCheckpoint
+    from snugvl.quantize.setup import Given, QuantizeJob, WrittenCheckpoint
 
 DEFAULT_BITS: Final = 4.75
 MAX_PIXELS: Final = 1_000_000
@@ -64,10 +63,7 @@ def quantize(
     ] = None,
     weights: Annotated[
         FewBits | None,
-        typer.Option(
-            "--weights",
-            help="Instead of --bits: a copy of what this makes while loading.",
-        ),
+        typer.Option("--weights", help="Instead of --bits: a copy of what this makes while loading."),
     ] = None,
     group: Annotated[
         int | None,
@@ -161,7 +157,7 @@ def _given(choice: ModelChoice, names: Sequence[str]) -> Given:
     Raises:
         InputError: a file isn't there, or a folder has nothing to read.
     """
-    from snugvl.quantize.inputs import Given
+    from snugvl.quantize.setup import Given
 
     texts = [path for name in names for path in _texts(Path(name))]
     pictured = [name for name in names if Path(name) not in texts and not _only_texts(Path(name))]

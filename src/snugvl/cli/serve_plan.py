@@ -86,10 +86,7 @@ def look() -> Future[Machine]:
 
 
 def plan_for(
-    load: LoadOptions,
-    child: ChildOptions,
-    seen: Future[Machine] | None = None,
-    kept: SavedPlan | None = None,
+    load: LoadOptions, child: ChildOptions, seen: Future[Machine] | None = None, kept: SavedPlan | None = None
 ) -> Planned | Unplanned:
     """The plan of the model that was named, or of the best one that is on this machine already.
 

@@ -248,9 +248,9 @@ def _runner(
             picture = decode(images[0])
         found = model.detect(images[0], names, sampling=sampling, max_pixels=max_pixels)
         if target and picture:
-            from snugvl.tasks import draw
+            from snugvl.tasks import export
 
-            draw.save(draw.annotate(picture, found), target)
+            export.save(export.annotate(picture, found), target)
             drawn.append(target)
         return found
 
@@ -311,7 +311,7 @@ def _targets(where: Path, images: Sequence[str]) -> dict[str, Path]:
     Raises:
         InputError: a picture would replace an input, or another picture.
     """
-    from snugvl.tasks.draw import SUFFIXES, check_suffix
+    from snugvl.tasks.export import SUFFIXES, check_suffix
 
     folder = where.is_dir() or not where.suffix
     if not folder and len(images) > 1:

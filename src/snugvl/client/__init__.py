@@ -1,9 +1,9 @@
 """A server of snugvl from Python: the four tasks and chat, as `snugvl.load` gives them for a model.
 
     calls.py ──► what to send, as data ──► clients.py ──► what came back ──► answers.py
-                                (the openai SDK carries it)                  failures.py
+                (the openai SDK carries it: connection.py)
 
-`calls`, `answers` and `failures` do no I/O over the network and are shared by both clients.
+`calls` and `answers` do no I/O over the network and are shared by both clients, as errors are.
 """
 
 from snugvl.client.answers import Memory

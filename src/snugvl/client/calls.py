@@ -205,11 +205,7 @@ def message_of(message: Turn) -> Body:
         body["content"] = "".join(_text(part, message.role) for part in message.parts)
     if message.tool_calls:
         body["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
     if message.reasoning:

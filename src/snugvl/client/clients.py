@@ -7,16 +7,9 @@ from typing import Any, Self, TypeVar
 import httpx
 import openai
 
-from snugvl.client import answers, calls, failures
+from snugvl.client import answers, calls, connection
 from snugvl.client.answers import Memory, understood
-from snugvl.client.connection import (
-    DEFAULT_URL,
-    Address,
-    Sockets,
-    address_of,
-    answered,
-    sdk_options,
-)
+from snugvl.client.connection import DEFAULT_URL, Address, Sockets, address_of, answered, sdk_options
 from snugvl.core.messages import Delta
 from snugvl.core.service import Health
 from snugvl.tasks.conversation import AsyncConversation, Conversation
@@ -81,22 +74,22 @@ class Client(calls.Requester, Tasks):
 
     def health(self) -> Health:
         """Where the engine stands, ready or not; one try."""
-        with failures.translating(self._address):
+        with connection.translating(self._address):
             try:
                 value = self._once().get(self._address.url("/health"), cast_to=object)
             except openai.APIStatusError as error:
-                value = failures.body_of_503(error)
+                value = connection.body_of_503(error)
         return understood(answers.health, value)
 
     def memory(self) -> Memory:
         """The ledger, planned and measured, and what the engine is doing; one try."""
-        with failures.translating(self._address):
+        with connection.translating(self._address):
             value = self._once().get(self._address.url("/memory"), cast_to=object)
         return understood(answers.memory, value)
 
     def get(self, path: str) -> Any:
         """The answer to a GET of one of the server's paths: JSON as Python values, else text."""
-        with failures.translating(self._address):
+        with connection.translating(self._address):
             return self.openai.get(self._address.url(path), cast_to=object)
 
     def close(self) -> None:
@@ -115,13 +108,13 @@ class Client(calls.Requester, Tasks):
 
     def _send(self, make: Callable[[], calls.Call[T]]) -> T:
         call = make()
-        with failures.sending(self._address, call.body):
+        with connection.sending(self._address, call.body):
             value = self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
         return understood(call.read, value)
 
     def _open(self, make: Callable[[], calls.StreamCall]) -> "ClientStream":
         call = make()
-        with failures.sending(self._address, call.body):
+        with connection.sending(self._address, call.body):
             events = self.openai.post(
                 self._address.url(call.path),
                 cast_to=object,
@@ -140,13 +133,13 @@ class ClientStream:
 
     def __iter__(self) -> Iterator[Delta]:
         finished = False
-        with failures.translating(self._address, self._call.body):
+        with connection.translating(self._address, self._call.body):
             for event in self._events:
                 for delta in understood(self._call.read, event):
                     finished = finished or delta.finish_reason is not None
                     yield delta
         if not finished:
-            raise failures.broke_off(self._address)
+            raise connection.broke_off(self._address)
 
     def close(self) -> None:
         """Stop. Safe to call twice."""
@@ -206,22 +199,22 @@ class AsyncClient(
 
     async def health(self) -> Health:
         """Where the engine stands, ready or not; one try."""
-        with failures.translating(self._address):
+        with connection.translating(self._address):
             try:
                 value = await self._once().get(self._address.url("/health"), cast_to=object)
             except openai.APIStatusError as error:
-                value = failures.body_of_503(error)
+                value = connection.body_of_503(error)
         return understood(answers.health, value)
 
     async def memory(self) -> Memory:
         """The ledger, planned and measured, and what the engine is doing; one try."""
-        with failures.translating(self._address):
+        with connection.translating(self._address):
             value = await self._once().get(self._address.url("/memory"), cast_to=object)
         return understood(answers.memory, value)
 
     async def get(self, path: str) -> Any:
         """The answer to a GET of one of the server's paths: JSON as Python values, else text."""
-        with failures.translating(self._address):
+        with connection.translating(self._address):
             return await self.openai.get(self._address.url(path), cast_to=object)
 
     async def close(self) -> None:
@@ -239,13 +232,13 @@ class AsyncClient(
 
     async def _send(self, make: Callable[[], calls.Call[T]]) -> T:
         call = await asyncio.to_thread(make)
-        with failures.sending(self._address, call.body):
+        with connection.sending(self._address, call.body):
             value = await self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
         return understood(call.read, value)
 
     async def _open(self, make: Callable[[], calls.StreamCall]) -> "AsyncClientStream":
         call = await asyncio.to_thread(make)
-        with failures.sending(self._address, call.body):
+        with connection.sending(self._address, call.body):
             events = await self.openai.post(
                 self._address.url(call.path),
                 cast_to=object,
@@ -264,13 +257,13 @@ class AsyncClientStream:
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         finished = False
-        with failures.translating(self._address, self._call.body):
+        with connection.translating(self._address, self._call.body):
             async for event in self._events:
                 for delta in understood(self._call.read, event):
                     finished = finished or delta.finish_reason is not None
                     yield delta
         if not finished:
-            raise failures.broke_off(self._address)
+            raise connection.broke_off(self._address)
 
     async def close(self) -> None:
         """Stop. Safe to call twice."""

@@ -259,14 +259,7 @@ def _gap(facts: RunFacts) -> int | None:
     return (facts.kv_needed.nbytes if facts.kv_needed else 0) - facts.kv.nbytes
 
 
-_MEMORY: Final = (
-    "vision_profile",
-    "context",
-    "weights",
-    "out_of_memory",
-    "utilisation_low",
-    "tied_head",
-)
+_MEMORY: Final = ("vision_profile", "context", "weights", "out_of_memory", "utilisation_low", "tied_head")
 SOME_IMAGES: Final = 4
 _AMOUNTS: Final = (
     "--max-num-seqs", "--max-num-batched-tokens", "-c", "-ub", "--image-max-tokens", "OLLAMA_CONTEXT_LENGTH",

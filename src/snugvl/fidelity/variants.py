@@ -23,7 +23,7 @@ from snugvl.planner.footprint.total import footprint
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Allocation
 from snugvl.planner.settings import Settings, VisionFormat
-from snugvl.tasks import ask, caption, detect, scene
+from snugvl.tasks import ask, detect, scene
 
 TaskName = Literal["caption", "ask", "detect", "scene"]
 # Tokens of an answer by default: each is computed by every variant and by the reference.
@@ -72,7 +72,7 @@ class Question:
                 scene.check(model)
                 return scene.request(image, model, **common)
             case "caption":
-                return caption.request(image, model, **common)
+                return ask.caption_request(image, model, **common)
 
 
 def limited(question: Question, max_tokens: int | None) -> Question:

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snugvl.errors import QueueFull, RateLimited, Unauthorized
-from snugvl.server.record import RequestRecord, record_of
+from snugvl.server.metrics import RequestRecord, record_of
 from snugvl.server.settings import ServerSettings, is_loopback
 
 # Below these nobody can register a name, and none without a dot: they are of a machine or a local network.

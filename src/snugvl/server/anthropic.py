@@ -43,7 +43,7 @@ from snugvl.server.generation import (
     tokens_of,
 )
 from snugvl.server.media.loading import MediaRef, RequestMedia
-from snugvl.server.record import RequestNotes, record_of
+from snugvl.server.metrics import RequestNotes, record_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 from snugvl.server.unsupported import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, PICTURE_BLOCK, UnsupportedFields
 

@@ -28,10 +28,10 @@ from snugvl.server import anthropic, errors, page, system, vision
 from snugvl.server.access import Auth, RateLimits, open_to_all
 from snugvl.server.context import Context
 from snugvl.server.errors import Family, code_of, error_response, family_of, status_of
+from snugvl.server.metrics import RequestRecord, begin_record
 from snugvl.server.ollama import routes as ollama
 from snugvl.server.openai import chat, completions, responses, tokens
 from snugvl.server.receiving import Receiving
-from snugvl.server.record import RequestRecord, begin_record
 from snugvl.server.streaming import SlowClient
 from snugvl.version import __version__
 

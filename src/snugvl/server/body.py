@@ -34,7 +34,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.looks_like import media_type
 from snugvl.server.context import context_of
 from snugvl.server.errors import InvalidRequest
-from snugvl.server.record import RequestNotes, record_of
+from snugvl.server.metrics import RequestNotes, record_of
 
 if TYPE_CHECKING:
     import numpy as np

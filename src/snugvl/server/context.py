@@ -23,8 +23,7 @@ from snugvl.inputs.tools.forms import call_parser
 from snugvl.inputs.tools.parser import CallParser
 from snugvl.inputs.trials import PROCESSES, Trials
 from snugvl.server.media.loading import MediaLoader, RequestMedia
-from snugvl.server.metrics import Metrics
-from snugvl.server.record import RequestRecord
+from snugvl.server.metrics import Metrics, RequestRecord
 from snugvl.server.settings import ServerSettings
 
 LIMIT_S: Final = 10.0  # for one answer, waiting included

@@ -31,7 +31,7 @@ from snugvl.errors import (
     SnugvlError,
     Unauthorized,
 )
-from snugvl.server.record import record_of
+from snugvl.server.metrics import record_of
 
 Family = Literal["openai", "anthropic", "ollama"]
 

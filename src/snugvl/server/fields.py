@@ -31,7 +31,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from snugvl.server.record import RequestNotes
+from snugvl.server.metrics import RequestNotes
 from snugvl.server.unsupported import UnsupportedFields, settled
 
 TURN: Final = 32  # messages that are worked at before other requests have their turn

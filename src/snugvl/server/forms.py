@@ -13,7 +13,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.tools.enforceable import MAX_SCHEMA, enforceable
 from snugvl.server.body import count_values
 from snugvl.server.fields import STRING_OR_ARRAY, WHOLE
-from snugvl.server.record import RequestNotes
+from snugvl.server.metrics import RequestNotes
 
 JsonSchema = dict[str, Any]
 Mode = Literal["none", "auto", "required"]

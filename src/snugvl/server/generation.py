@@ -34,7 +34,7 @@ from snugvl.core.training import Training
 from snugvl.errors import EngineError, RequestTooLarge
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import Context, Validation
-from snugvl.server.record import RequestRecord
+from snugvl.server.metrics import RequestRecord
 from snugvl.tasks.parse import find_json
 
 TOOLS_IN_TEXT = "described the tools in the system message, as this model's chat template shows none"

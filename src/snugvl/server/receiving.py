@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snugvl.errors import BodyTooLarge, DeadlineExceeded, QueueFull
 from snugvl.server.body import read_json
 from snugvl.server.errors import family_of
-from snugvl.server.record import record_of
+from snugvl.server.metrics import record_of
 from snugvl.server.settings import ServerSettings
 
 BODIES = 2  # bodies of the largest size whose bytes may be there at once

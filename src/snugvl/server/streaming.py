@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from snugvl.errors import EngineError, SnugvlError
 from snugvl.server.context import Context
 from snugvl.server.errors import error_body, family_of
-from snugvl.server.record import record_of
+from snugvl.server.metrics import record_of
 
 KEEP_ALIVE_S = 10.0
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

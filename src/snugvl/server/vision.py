@@ -31,9 +31,9 @@ from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict
 from snugvl.server.generation import GeneratedAnswer, read_answer
 from snugvl.server.media.loading import Kind, MediaRef, RequestMedia
-from snugvl.server.record import RequestNotes, RequestRecord, record_of
+from snugvl.server.metrics import RequestNotes, RequestRecord, record_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
-from snugvl.tasks import ask, caption, detect, draw, export, results, scene
+from snugvl.tasks import ask, detect, export, results, scene
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Caption, Detections, Reply, Scene
 
@@ -356,9 +356,9 @@ PNG: Final[dict[str, Any]] = {"image/png": {"schema": {"type": "string", "format
 async def post_caption(http: HttpRequest) -> Any:
     """Describe a picture, in one sentence or in detail."""
     task = await CAPTION.read(http)
-    finish = task.finish(CaptionResponse, caption.result)
+    finish = task.finish(CaptionResponse, ask.caption_result)
     detail, given = task.options.detail, task.given
-    return await _answer(task, caption.request(await task.one(), detail=detail, **given), finish)
+    return await _answer(task, ask.caption_request(await task.one(), detail=detail, **given), finish)
 
 
 @router.post(
@@ -460,7 +460,7 @@ def _result(answer: GeneratedAnswer, options: TaskOptions, finish: Callable[[Rep
 def _png(image: Image, detections: Detections) -> bytes:
     """A PNG of `image` with boxes and labels on it."""
     file = io.BytesIO()
-    draw.annotate(image, detections).save(file, "PNG")
+    export.annotate(image, detections).save(file, "PNG")
     return file.getvalue()
 
 

@@ -6,17 +6,7 @@ from dataclasses import replace
 
 from PIL.Image import Image, Resampling
 
-from snugvl.core.messages import (
-    Capabilities,
-    Delta,
-    Grammar,
-    Message,
-    Picture,
-    Request,
-    Text,
-    Usage,
-    Video,
-)
+from snugvl.core.messages import Capabilities, Delta, Grammar, Message, Picture, Request, Text, Usage, Video
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, RequestError, WrongType
 from snugvl.tasks.results import Reply

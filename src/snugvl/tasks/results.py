@@ -195,17 +195,17 @@ class Detections(Result):
             model.detect("photo.jpg", "cup").draw("photo.jpg", "cups.png").show()
         """
         from snugvl.inputs.given import decode
-        from snugvl.tasks import draw
+        from snugvl.tasks import export
 
         if path is not None:
-            draw.check_suffix(Path(path))
+            export.check_suffix(Path(path))
         picture = decode(image)
         if picture.size != (self.width, self.height):
             raise ImageError(
                 f"the objects were found in an image of {self.width}×{self.height} pixels; this one has "
                 f"{picture.width}×{picture.height}"
             )
-        drawn = draw.annotate(picture, self)
+        drawn = export.annotate(picture, self)
         if path is not None:
-            draw.save(drawn, Path(path))
+            export.save(drawn, Path(path))
         return drawn

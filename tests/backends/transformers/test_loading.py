@@ -225,7 +225,7 @@ def test_dtype_auto_takes_float32_where_it_leaves_half_of_the_memory(
         return loaded.backend.capabilities.dtype  # type: ignore[no-any-return]
 
     assert kind(8 << 30) == "float32"
-    monkeypatch.setattr("snugvl.backends.transformers.sizes.parameters_in", lambda *_: 1 << 29)
+    monkeypatch.setattr("snugvl.backends.transformers.backend.parameters_in", lambda *_: 1 << 29)
     assert kind(3 << 30) == "bfloat16"
 
 

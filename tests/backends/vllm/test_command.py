@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.backends.vllm import command
-from snugvl.backends.vllm.command import MODULE, VllmCommand, find
+from snugvl.backends.vllm import settings
+from snugvl.backends.vllm.settings import MODULE, VllmCommand, find
 from snugvl.errors import EngineError
 
 
@@ -73,8 +73,8 @@ def test_the_one_beside_this_python(package: str, tmp_path: Path, monkeypatch: p
             raise importlib.metadata.PackageNotFoundError(name)
         return "0.32.0"
 
-    monkeypatch.setattr(command.importlib.metadata, "version", version)
-    monkeypatch.setattr(command.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(settings.importlib.metadata, "version", version)
+    monkeypatch.setattr(settings.sys, "executable", str(tmp_path / "python"))
     script(tmp_path, package, "0.32.0")
     words = (str(tmp_path / "vllm"),) if package == "vllm" else (str(tmp_path / "python"), "-m", MODULE)
     assert find(None) == VllmCommand(words, "0.32.0")

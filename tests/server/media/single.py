@@ -4,7 +4,7 @@ from typing import Any
 
 from snugvl.core.messages import Picture, Video
 from snugvl.server.media.loading import MediaLoader, MediaRef
-from snugvl.server.record import RequestNotes
+from snugvl.server.metrics import RequestNotes
 
 
 class Loader(MediaLoader):

@@ -14,7 +14,7 @@ from snugvl.server.media import loading as module
 from snugvl.server.media.budget import PIXEL_BYTES, PixelBudget
 from snugvl.server.media.decoders import Decoders
 from snugvl.server.media.loading import MediaRef
-from snugvl.server.record import RequestNotes
+from snugvl.server.metrics import RequestNotes
 from tests.server.media.pictures import png
 from tests.server.media.single import Loader
 from tests.server.media.test_budget import PIXELS

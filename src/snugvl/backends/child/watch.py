@@ -27,10 +27,7 @@ LOOK_S = 5.0  # a look at a server that is starting may take
 
 
 async def until_ready(
-    api: ChildApi,
-    wanted: str,
-    watchdog_s: float,
-    waited: Callable[[float], Awaitable[None]] | None = None,
+    api: ChildApi, wanted: str, watchdog_s: float, waited: Callable[[float], Awaitable[None]] | None = None
 ) -> Served:
     """Wait until it serves the model. `waited` is called after every pause, with its seconds, and may end it.
 

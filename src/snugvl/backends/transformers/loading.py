@@ -63,7 +63,7 @@ def load_hosted(choice: EngineChoice, report: Progress) -> HostedModel:
 
 
 def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> LoadedTransformers:
-    """Plan for what is free now, then load; a model that no plan knows is loaded as `sizes.py` finds room.
+    """Plan for what is free now, then load; a model that no plan knows is loaded as `Costs` find room.
 
     Raises:
         as `load_engine`, and DoesNotFit with the plan's numbers.
@@ -154,7 +154,7 @@ def _loaded(
 
 def _estimate(checkpoint: Any, options: LoadOptions, place: TargetDevice) -> tuple[int, int, torch.dtype]:
     """Parameters, bytes of the weights once loaded, and the type of what isn't quantised."""
-    from snugvl.backends.transformers.sizes import parameters_in, stored_bytes
+    from snugvl.backends.transformers.backend import parameters_in, stored_bytes
 
     parameters = parameters_in(checkpoint.folder, checkpoint.config)
     stored = stored_bytes(checkpoint.folder)

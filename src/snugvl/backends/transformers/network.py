@@ -25,11 +25,7 @@ _bars: Any = logging
 
 
 def open_model(
-    checkpoint: Checkpoint,
-    *,
-    dtype: torch.dtype,
-    device_map: Mapping[str, str] | None,
-    weights: str,
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device_map: Mapping[str, str] | None, weights: str
 ) -> Any:
     """The network, its weights in place.
 

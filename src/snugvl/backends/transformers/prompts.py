@@ -16,17 +16,7 @@ from PIL import Image
 from snugvl.backends.transformers.opening import Checkpoint, Inputs, variables_of
 from snugvl.backends.transformers.resolution import Resolution
 from snugvl.backends.transformers.sampling import ModelPrompt
-from snugvl.core.messages import (
-    GoOn,
-    Message,
-    Picture,
-    Text,
-    Tool,
-    ToolForm,
-    Video,
-    characters,
-    user,
-)
+from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, ToolForm, Video, characters, user
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
 from snugvl.inputs.defusing import defused

@@ -27,7 +27,7 @@ from snugvl.backends.child.settings import Facts, flag_value, refuse_flags
 from snugvl.backends.preparers import Preparation
 from snugvl.backends.spawned import Log
 from snugvl.backends.supervisor import Supervision
-from snugvl.backends.vllm import command
+from snugvl.backends.vllm import settings
 from snugvl.backends.vllm.measure import FORM, Measured, VllmGauge, read_counters, read_measurements
 from snugvl.backends.vllm.requests import body_of, rename_field, tokenize_body
 from snugvl.backends.vllm.settings import OURS, VllmChoice, apply_limits, common_flags, read_facts
@@ -167,13 +167,13 @@ class VllmEngine(ChildEngine):
     def __init__(self, choice: VllmChoice, supervision: Supervision | None = None) -> None:
         refuse_flags(choice.arguments, OURS, self.name)
         super().__init__(choice, supervision)
-        self._command: command.VllmCommand | None = None
+        self._command: settings.VllmCommand | None = None
 
     async def launch(self) -> Launch:
         """See `ChildEngine`."""
         choice: VllmChoice = self._choice
         if self._command is None and not choice.attach:
-            self._command = await asyncio.to_thread(command.find, choice.command)
+            self._command = await asyncio.to_thread(settings.find, choice.command)
             if self._command.doubt is not None:
                 logger.warning("%s", self._command.doubt)
         found, sleeps = self._command, choice.sleep_after_s is not None

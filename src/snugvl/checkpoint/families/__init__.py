@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.families.traits import Family, Network, Traits
+from snugvl.checkpoint.families.traits import Family, Network, Prompting, Traits
 from snugvl.checkpoint.section import Section, plain, read_json, shown
 from snugvl.errors import UnsupportedModel
 
@@ -25,9 +25,29 @@ _MODULES = (
     "gemma4",
     "smolvlm",
     "text",
-    "elsewhere",
 )
-FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in _MODULES)
+# Families that our engine doesn't run and whose `config.json` the plan doesn't read: other engines run them;
+# llama.cpp's GGUF files give the plan their shapes.
+_GEMMA4 = ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
+_PALIGEMMA = "PaliGemmaForConditionalGeneration"
+_FULL_EVERY: Mapping[str, int] = {"gemma2": 2, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4}
+
+_ELSEWHERE = Family(
+    traits={
+        **{name: Traits(full_every=layers) for name, layers in _FULL_EVERY.items()},
+        "qwen3next": Traits(recurrent=True),
+    },
+    prompting={
+        # Google's "Image understanding", and Hugging Face's "Welcome Gemma 4".
+        **dict.fromkeys(_GEMMA4, Prompting("Gemma 4", "y first")),
+        # Google's "PaliGemma prompt and system instructions", and big_vision's README.
+        _PALIGEMMA: Prompting("PaliGemma", "locations"),
+    },
+)
+FAMILIES: tuple[Family, ...] = (
+    *(import_module(f"{__name__}.{name}").FAMILY for name in _MODULES),
+    _ELSEWHERE,
+)
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _TRAITS = {name: traits for family in FAMILIES for name, traits in family.traits.items()}
 _OF_GGUF = {architecture: name for name, traits in _TRAITS.items() for architecture in traits.gguf}

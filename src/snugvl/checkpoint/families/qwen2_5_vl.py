@@ -70,10 +70,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         text=decoder.facts(),
         vision=tower_facts(tower, images, root.where),
         tied=tied,
-        tensors=(
-            *_tower_tensors(tower, "model.visual"),
-            *decoder.tensors("model.language_model", tied),
-        ),
+        tensors=(*_tower_tensors(tower, "model.visual"), *decoder.tensors("model.language_model", tied)),
         aliases=ALIASES,
     )
 

@@ -10,13 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from snugvl.checkpoint.architecture import Mixture, ModelConfig, TextConfig
-from snugvl.checkpoint.families.decoder import (
-    SIZES,
-    Decoder,
-    check_mixture,
-    need_silu,
-    read_decoder,
-)
+from snugvl.checkpoint.families.decoder import SIZES, Decoder, check_mixture, need_silu, read_decoder
 from snugvl.checkpoint.families.gated_delta import check_delta, read_delta
 from snugvl.checkpoint.families.qwen_tower import (
     check_tower,
@@ -75,10 +69,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         text=decoder.facts(),
         vision=tower_facts(tower, images, root.where),
         tied=tied,
-        tensors=(
-            *tower_tensors(tower),
-            *decoder.tensors("model.language_model", tied),
-        ),
+        tensors=(*tower_tensors(tower), *decoder.tensors("model.language_model", tied)),
         unloaded=tuple(_predictor(decoder, predictors)),
         predictor=decoder.kept() if predictors == 1 else None,
     )

@@ -60,10 +60,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         text=decoder.facts(),
         vision=tower_facts(tower, images, root.where),
         tied=tied,
-        tensors=(
-            *tower_tensors(tower),
-            *decoder.tensors("model.language_model", tied),
-        ),
+        tensors=(*tower_tensors(tower), *decoder.tensors("model.language_model", tied)),
     )
 
 
@@ -87,13 +84,7 @@ def parse(root: Section, architecture: str) -> ModelConfig:
         tower = read_tower(vision, vision.get(LEVELS, list))
         check_tower(vision, tower, config)
     return model_config(
-        root,
-        architecture,
-        config,
-        tied=ties(root, text),
-        inner=text,
-        vision=tower,
-        tokens=tokens,
+        root, architecture, config, tied=ties(root, text), inner=text, vision=tower, tokens=tokens
     )
 
 

@@ -22,20 +22,23 @@ has started with the drafts that the grammar takes; those behind accepted drafts
 import logging
 import os
 import time
+import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from queue import SimpleQueue
+from threading import Condition, Thread
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from snugvl.engine.sampling.grammar import GrammarState, Opening, Openings
-from snugvl.engine.sampling.turns import Turns
 from snugvl.errors import EngineError, SnugvlError, engine_failed
 
+Job = Callable[[], object]
 logger = logging.getLogger(__name__)
 
 MOST_THREADS = 8
@@ -47,6 +50,69 @@ MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals,
 FIRST_WORDS = 64  # of a mask, which say of most that they allow more than one token
 FORCING_S = 0.005  # after so long it looks no further
 PART_S = 0.0005  # of masks that are made together, for which another processor is woken
+
+
+class Turns:
+    """Threads for jobs whose owners take turns: of however many jobs one has, another waits for a single one.
+
+    As many threads as are needed, up to a number. They hold what is to be done, and never who submits it:
+    when that is dropped, they end. Safe to use from several threads.
+
+    Attributes:
+        changed: notified whenever a job is done.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self.changed = Condition()
+        self._threads, self._name = threads, name
+        self._started = 0
+        self._jobs: dict[Hashable, deque[Job]] = {}  # by owner; whose turn is next, first
+        # One for each job, or None for each thread that is to end. A `SimpleQueue`, and no condition: what
+        # the garbage collector calls, in any thread and anywhere, may put something there.
+        self._told: SimpleQueue[bool | None] = SimpleQueue()
+        self._finish = weakref.finalize(self, _end, self._told, threads)
+
+    def submit(self, owner: Hashable, job: Job) -> None:
+        """Run `job`, which must not raise, when it is its owner's turn."""
+        with self.changed:
+            if self._started < self._threads:
+                try:
+                    shared = self._told, self._jobs, self.changed
+                    Thread(target=_run, args=shared, name=self._name, daemon=True).start()
+                    self._started += 1
+                except RuntimeError:  # the system gives no more threads: those that there are will do
+                    if not self._started:
+                        raise
+            self._jobs.setdefault(owner, deque()).append(job)
+        self._told.put(True)
+
+    def close(self) -> None:
+        """End the threads, each after the job that it does. What has not begun is not done."""
+        with self.changed:
+            self._threads = 0
+            self._jobs.clear()
+        self._finish()
+
+
+def _end(queue: "SimpleQueue[bool | None]", threads: int) -> None:
+    for _ in range(threads):
+        queue.put(None)
+
+
+def _run(queue: "SimpleQueue[bool | None]", jobs: dict[Hashable, deque[Job]], changed: Condition) -> None:
+    while queue.get():
+        with changed:
+            if not jobs:  # it was closed meanwhile
+                continue
+            owner = next(iter(jobs))
+            own = jobs.pop(owner)
+            job = own.popleft()
+            if own:
+                jobs[owner] = own  # behind all others
+        job()
+        del owner, own, job  # which may hold the object that submitted it
+        with changed:
+            changed.notify_all()
 
 
 def mask_threads(cores: int | None = None) -> int:

@@ -81,8 +81,4 @@ def args_lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
     """The grammar's lines for a marker before each call."""
     args = marker(ARGS, tokens)
     calls = [f"{quoted(tool.name)} {args} arguments_{i}" for i, tool in enumerate(called(use))]
-    return [
-        *marked(use, OPENING, tokens, between=""),
-        f"call: {' | '.join(calls)}",
-        *arguments_rules(use),
-    ]
+    return [*marked(use, OPENING, tokens, between=""), f"call: {' | '.join(calls)}", *arguments_rules(use)]

@@ -33,7 +33,7 @@ from snugvl.server.media.budget import PIXEL_BYTES, PixelBudget, PixelShare
 from snugvl.server.media.decoders import Decoders, memory_for_pictures, memory_for_videos
 from snugvl.server.media.fetch import Fetcher, FetchLimits, FetchTurns, is_foreign
 from snugvl.server.media.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
-from snugvl.server.record import RequestNotes, RequestRecord
+from snugvl.server.metrics import RequestNotes, RequestRecord
 from snugvl.server.settings import ServerSettings
 
 FEWEST_WORKERS, MOST_WORKERS = 2, 4  # of which the largest picture may take 1.9 GB each

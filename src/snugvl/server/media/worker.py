@@ -123,11 +123,7 @@ def _pixels(image: Image.Image) -> memoryview:
 
 def _picture(job: dict[str, Any], data: bytes, notes: list[str]) -> Frames:
     image = open_image(
-        data,
-        limits=ImageLimits(**job["limits"]),
-        name=job["name"],
-        quote=False,
-        note=notes.append,
+        data, limits=ImageLimits(**job["limits"]), name=job["name"], quote=False, note=notes.append
     )
     return Frames([image], [0.0])
 

@@ -44,7 +44,7 @@ from snugvl.server.forms import (
     tool_use,
 )
 from snugvl.server.media.loading import MediaRef, RequestMedia
-from snugvl.server.record import RequestNotes
+from snugvl.server.metrics import RequestNotes
 from snugvl.server.unsupported import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, UnsupportedFields
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full

@@ -12,16 +12,13 @@ from starlette.responses import Response
 from snugvl.core.messages import Logprob, Request
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
-from snugvl.server.body import (
-    UploadRoute,
-    attachments_of,
-    multipart_document,
-)
+from snugvl.server.body import UploadRoute, attachments_of, multipart_document
 from snugvl.server.context import context_of
 from snugvl.server.fields import Part
 from snugvl.server.forms import MAX_TOOLS, TopLogprobs, either
 from snugvl.server.generation import AnswerChoice, GeneratedAnswer, ReasoningPiece, Step, read_answer
 from snugvl.server.media.loading import RequestMedia
+from snugvl.server.metrics import record_of
 from snugvl.server.openai.chat_request import (
     MAX_MESSAGES,
     ChatMessage,
@@ -53,7 +50,6 @@ from snugvl.server.openai.common import (
     token_logprobs,
     usage_of,
 )
-from snugvl.server.record import record_of
 from snugvl.server.streaming import Event, compact, event_stream
 from snugvl.server.unsupported import CHAT, UnsupportedFields
 

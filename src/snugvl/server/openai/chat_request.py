@@ -21,7 +21,7 @@ from snugvl.server.forms import (
     tool_use,
 )
 from snugvl.server.media.loading import Detail, MediaRef, RequestMedia
-from snugvl.server.record import RequestNotes
+from snugvl.server.metrics import RequestNotes
 from snugvl.server.unsupported import PICTURE_PART, WRITTEN, UnsupportedFields
 
 

@@ -19,6 +19,7 @@ from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, together
 from snugvl.server.forms import TopLogprobs
 from snugvl.server.generation import AnswerUsage, GeneratedAnswer, Generation, generate, read_answer
+from snugvl.server.metrics import RequestRecord, record_of
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     LOWEST,
@@ -35,7 +36,6 @@ from snugvl.server.openai.common import (
     stream_options_of,
     usage_of,
 )
-from snugvl.server.record import RequestRecord, record_of
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.unsupported import COMPLETIONS, UnsupportedFields
 

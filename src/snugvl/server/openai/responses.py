@@ -16,6 +16,7 @@ from snugvl.server.errors import error_body
 from snugvl.server.forms import either, sampling_of
 from snugvl.server.generation import AnswerBlock, AnswerEvent, GeneratedAnswer, ReasoningPiece, read_answer
 from snugvl.server.media.loading import RequestMedia
+from snugvl.server.metrics import record_of
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     ResponseAnswer,
@@ -34,7 +35,6 @@ from snugvl.server.openai.responses_request import (
     called_names,
     conversation_of,
 )
-from snugvl.server.record import record_of
 from snugvl.server.streaming import Event, compact, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
@@ -165,11 +165,7 @@ class WrittenResponse:
     """
 
     def __init__(
-        self,
-        response: dict[str, Any],
-        answer: GeneratedAnswer,
-        names: Mapping[str, Called],
-        request_id: str,
+        self, response: dict[str, Any], answer: GeneratedAnswer, names: Mapping[str, Called], request_id: str
     ) -> None:
         """`response`: one that has only begun; `names`: how the client knows its tools."""
         self._request_id = request_id

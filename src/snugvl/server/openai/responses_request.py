@@ -37,6 +37,7 @@ from snugvl.server.forms import (
 )
 from snugvl.server.generation import arguments_of
 from snugvl.server.media.loading import Detail, MediaRef, RequestMedia
+from snugvl.server.metrics import RequestNotes
 from snugvl.server.openai.chat_request import (
     ANY_OBJECT,
     MAX_MESSAGES,
@@ -48,7 +49,6 @@ from snugvl.server.openai.chat_request import (
     parts_of,
 )
 from snugvl.server.openai.common import Effort, MaxTokens, Metadata
-from snugvl.server.record import RequestNotes
 from snugvl.server.unsupported import (
     INPUT_IMAGE,
     INPUT_PICTURE,

@@ -12,6 +12,7 @@ from snugvl.server.context import context_of
 from snugvl.server.fields import Body
 from snugvl.server.forms import MAX_TOOLS
 from snugvl.server.generation import tokens_of
+from snugvl.server.metrics import record_of
 from snugvl.server.openai.chat_request import (
     MAX_MESSAGES,
     ChatMessage,
@@ -19,7 +20,6 @@ from snugvl.server.openai.chat_request import (
     chat_tool_use,
     conversation_of,
 )
-from snugvl.server.record import record_of
 from snugvl.server.unsupported import TOKENIZE, UnsupportedFields
 
 MAX_IDS = 262_144  # the longest context there is

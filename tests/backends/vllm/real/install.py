@@ -14,8 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from snugvl.backends.vllm.command import MODULE
-from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.backends.vllm.settings import MODULE, VllmChoice
 from tests.missing import missing
 from tests.patience import PATIENCE_S
 

@@ -3,7 +3,7 @@
 They are the decoder's step of `chunk` tokens with a full cache, and the vision tower's largest picture.
 Layers are alike, so a few stand for all. Sizes are of float32 activations, [tokens, width]; the mask of flash
 attention has 16 bits. llama.cpp of October 2026 takes rows of the embedding twice, for batches of text with
-pictures. Measured on a CPU (`benchmarks/llamacpp_buffers.py`): exact for most, -8 to +14 % where
+pictures. Measured on a CPU (`tests/backends/llamacpp/buffers.py`): exact for most, -8 to +14 % where
 queries are wider than the hidden state and pictures enter several layers.
 """
 

@@ -1,6 +1,6 @@
 """Graphs of decodes, prompts, pictures and masks on a real GPU: memory to the byte, tokens, host time a step.
 
-PYTHONPATH=src python benchmarks/graph_cache.py [cuda|cpu]     prints JSON; src may be another revision's
+PYTHONPATH=src python tests/engine/graph_cache.py [cuda|cpu]     prints JSON; src may be another revision's
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """What llama.cpp allocates, by its own log, beside what the plan says: every buffer, on a CPU.
 
     pip install xllamacpp gguf
-    python -m benchmarks.llamacpp_buffers --folder /tmp/ggufs --json benchmarks/results/llamacpp/buffers.json
+    python -m tests.backends.llamacpp.buffers --folder /tmp/ggufs --json …/results/llamacpp/buffers.json
 
 Buffers depend on shapes alone, so the models are files of exact shape without content
 (`training/gguf_export.py`); each cell is a start of llama.cpp in a process of its own. On a GPU the compute
@@ -20,7 +20,7 @@ from typing import Any
 
 from training.gguf_export import export
 
-from snugvl.backends.llamacpp.measure import BUFFERS
+from snugvl.backends.llamacpp.service import BUFFERS
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.sizes import MIB
 from snugvl.planner.engines.llamacpp.footprint import cache_bytes, decoder_bytes, placed, tower_bytes
