@@ -40,6 +40,7 @@ from snugvl.fidelity.variants import Question
 from snugvl.fidelity.work import Clock, Tell
 from snugvl.layers.linear import Linear
 from snugvl.models import own_format
+from snugvl.models.decoder import Layer
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.loader import OpenCheckpoint, open_checkpoint, targets_of
 from snugvl.models.tensor_files import TensorFiles
@@ -557,6 +558,7 @@ def norms_of(opened: OpenCheckpoint, matrices: Mapping[At, Matrix]) -> dict[At, 
     return {
         (number, name): names[id(norm.weight)]
         for number, layer in enumerate(opened.model.decoder.layers)
+        if isinstance(layer, Layer)
         for name, norm in passes.fed(layer).items()
         if (number, name) in matrices
     }
