@@ -236,3 +236,36 @@ def test_a_warning_of_a_server_points_at_the_line_of_the_program() -> None:
         with pytest.warns(snugvl.SnugvlWarning) as also:
             asyncio.run(asked(url))
     assert [each.filename for each in (*found, *also)] == [__file__, __file__]
+
+
+def test_a_stream_that_was_read_or_closed_is_at_its_end(url: str, pocket: NativeBackend) -> None:
+    """As that of a loaded model is: it had broken off, the client said, once more read or after its close."""
+
+    async def there() -> list[int]:
+        async with AsyncClient(url) as client:
+            stream = await client.stream_caption(SHAPES)
+            once = [delta async for delta in stream]
+            again = [delta async for delta in stream]
+            closed = await client.stream_caption(SHAPES)
+            await closed.close()
+            return [bool(once), len(again), len([delta async for delta in closed])]
+
+    with Client(url) as client:
+        for model in (client, Model(pocket)):
+            stream = model.stream_caption(SHAPES)
+            assert list(stream)
+            assert list(stream) == []
+        closed = client.stream_caption(SHAPES)
+        next(iter(closed))
+        closed.close()
+        assert list(closed) == []
+        client.caption(SHAPES)
+    assert asyncio.run(there()) == [True, 0, 0]
+
+
+@pytest.mark.parametrize("path", ["/version", "version", "//version"])
+def test_a_path_may_begin_with_a_slash_or_not(url: str, path: str) -> None:
+    with Client(url) as client:
+        assert client.get(path) == {"version": snugvl.__version__}
+        with pytest.raises(snugvl.RequestError, match="there is no GET /http:"):
+            client.get("http://example.org/x")

@@ -130,19 +130,23 @@ class ClientStream:
 
     def __init__(self, address: Address, call: calls.StreamCall, events: openai.Stream[object]) -> None:
         self._address, self._call, self._events = address, call, events
+        self._finished = self._ended = False
 
     def __iter__(self) -> Iterator[Delta]:
-        finished = False
+        if self._ended:
+            return
         with connection.translating(self._address, self._call.body):
             for event in self._events:
                 for delta in understood(self._call.read, event):
-                    finished = finished or delta.finish_reason is not None
+                    self._finished = self._finished or delta.finish_reason is not None
                     yield delta
-        if not finished:
+        if not self._finished:
             raise connection.broke_off(self._address)
+        self._ended = True
 
     def close(self) -> None:
-        """Stop. Safe to call twice."""
+        """Stop. Safe to call twice; what is read afterwards is at its end."""
+        self._ended = True
         self._events.close()
 
     def __enter__(self) -> Self:
@@ -254,19 +258,23 @@ class AsyncClientStream:
 
     def __init__(self, address: Address, call: calls.StreamCall, events: openai.AsyncStream[object]) -> None:
         self._address, self._call, self._events = address, call, events
+        self._finished = self._ended = False
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        finished = False
+        if self._ended:
+            return
         with connection.translating(self._address, self._call.body):
             async for event in self._events:
                 for delta in understood(self._call.read, event):
-                    finished = finished or delta.finish_reason is not None
+                    self._finished = self._finished or delta.finish_reason is not None
                     yield delta
-        if not finished:
+        if not self._finished:
             raise connection.broke_off(self._address)
+        self._ended = True
 
     async def close(self) -> None:
-        """Stop. Safe to call twice."""
+        """Stop. Safe to call twice; what is read afterwards is at its end."""
+        self._ended = True
         await self._events.close()
 
     async def __aenter__(self) -> Self:

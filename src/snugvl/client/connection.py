@@ -61,7 +61,7 @@ class Address:
 
     def url(self, path: str) -> str:
         """The full URL of one of its paths."""
-        return self.root + path
+        return f"{self.root}/{path.lstrip('/')}"
 
     @property
     def local(self) -> bool:
