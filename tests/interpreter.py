@@ -98,7 +98,7 @@ def quicken() -> None:
                 if lhs.dtype is rhs.dtype and lhs.shape is rhs.shape:
                     return lhs, rhs
             elif type(rhs) in (int, float):
-                key = lhs.dtype.name, id(lhs.shape), type(rhs), rhs or str(rhs), arithmetic_check
+                key = lhs.dtype.name, id(lhs.shape), type(rhs), rhs, arithmetic_check
                 if key not in numbers:
                     left, right = common(
                         self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod

@@ -3,7 +3,7 @@
 A transcript is a block of `console` whose lines after "$ " are typed, in a folder with the examples and the
 recordings of machines where a clone has them, with an empty cache. What follows is what they print,
 standard error included; times are masked. Each command is a process of its own, forked by one that has
-imported what they all import: that is most of the time of starting them.
+imported what they all import and read the catalogue: that is most of the time of starting them.
 """
 
 import json
@@ -22,11 +22,15 @@ PAGE = ROOT / "docs" / "first_hour.md"
 BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
 SECONDS = re.compile(r"(?<!at least )\b\d+\.\d s\b")
 RECORDINGS = ROOT / "tests" / "hardware" / "recordings"
-# Reads lists of words, and writes what each prints as a command; nothing has run before the first is forked.
+# Reads lists of words, and writes what each prints as a command; none has run before the first is forked.
 FORKS = """
 import json, os, sys, tempfile
 import snugvl.backends.native.loading, snugvl.cli.plan, snugvl.model
 from snugvl.cli.entry import main
+from snugvl.planner.inventory import inventory
+from snugvl.planner.recommend import catalogue_candidates
+for candidate in catalogue_candidates():
+    inventory(candidate.facts)
 for line in sys.stdin:
     with tempfile.TemporaryFile() as file:
         if not (child := os.fork()):
