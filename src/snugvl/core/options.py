@@ -274,10 +274,11 @@ class LoadOptions:
             raise RequestError(
                 f"device {self.device!r} is unknown; use auto, cpu, cuda or cuda:N", field="device"
             )
-        if isinstance(self.memory, float) and self.memory.is_integer():  # 8e9
-            object.__setattr__(self, "memory", int(self.memory))
-        if not isinstance(self.memory, int | str | None) or isinstance(self.memory, bool):
-            said = f"memory is a size such as '7200MiB', or a whole number of bytes, not {self.memory!r}"
+        memory: object = self.memory
+        if isinstance(memory, float) and memory.is_integer():  # 8e9
+            object.__setattr__(self, "memory", int(memory))
+        elif not isinstance(memory, int | str | None) or isinstance(memory, bool):
+            said = f"memory is a size such as '7200MiB', or a whole number of bytes, not {memory!r}"
             raise RequestError(said, field="memory")
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise RequestError(f"memory must be more than 0 bytes, not {self.memory_bytes:,}", field="memory")
