@@ -125,6 +125,8 @@ def test_memory_has_the_plan_that_runs() -> None:
     assert told["total_bytes"] == chosen.footprint.total_bytes <= told["usable_bytes"]
     assert {part["name"]: part["bytes"] for part in told["components"]}["KV cache"] > 0
     assert told["changed"] == "planned for more"
+    assert told["speed"].startswith("about ")
+    assert " tokens/s (" in told["speed"]
     with live(FakeService()) as base:
         assert httpx.get(base + "/memory").json()["plan"] is None
 

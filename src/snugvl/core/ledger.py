@@ -57,6 +57,7 @@ class RunningPlan:
         total_bytes: what the parts come to in the largest phase.
         usable_bytes: what the plan counted on.
         changed: how it differs from what was printed, and why, as a sentence; empty where it doesn't.
+        speed: the likely speed with its range, for people; empty where it isn't known.
     """
 
     settings: Mapping[str, object]
@@ -64,6 +65,7 @@ class RunningPlan:
     total_bytes: int
     usable_bytes: int
     changed: str
+    speed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

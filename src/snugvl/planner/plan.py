@@ -11,7 +11,7 @@ from snugvl.planner.capabilities import Option
 from snugvl.planner.footprint.total import Device, Footprint
 from snugvl.planner.goals import Step
 from snugvl.planner.settings import Settings
-from snugvl.planner.speed import Speed
+from snugvl.planner.speed import Speed, speed_text
 from snugvl.planner.wishes import Wishes
 
 
@@ -151,6 +151,7 @@ class Allocation:
         device: the device as the plan saw it: the footprint depends on it.
         usable_bytes: bytes that the plan counted on.
         changed: a sentence about how it differs from an earlier plan, and why; empty where it doesn't.
+        speed: the likely one with its range, for people; empty where it isn't known.
     """
 
     model: str
@@ -159,6 +160,7 @@ class Allocation:
     device: Device
     usable_bytes: int
     changed: str = ""
+    speed: str = ""
 
     @property
     def subject(self) -> str:
@@ -174,9 +176,8 @@ class Allocation:
     def running(self) -> RunningPlan:
         """The allocation in plain values, for the report of the engine that runs it."""
         parts = (PlannedPart(x.name, x.nbytes, x.phase, x.why) for x in self.footprint.components)
-        return RunningPlan(
-            asdict(self.settings), tuple(parts), self.footprint.total_bytes, self.usable_bytes, self.changed
-        )
+        total, usable = self.footprint.total_bytes, self.usable_bytes
+        return RunningPlan(asdict(self.settings), tuple(parts), total, usable, self.changed, self.speed)
 
 
 def allocation_of(choice: Choice) -> Allocation:
@@ -187,6 +188,7 @@ def allocation_of(choice: Choice) -> Allocation:
         choice.footprint,
         choice.budget.device,
         choice.budget.usable_bytes,
+        speed=speed_text(choice.speed) or "",
     )
 
 

@@ -319,7 +319,7 @@ def _processor_step_s(model: Inventory, settings: Settings, budget: Budget) -> t
     read = WIDE_BYTES * (_values(model, "decoder") + _values(model, _head(model)) - idle)
     nbytes = read + kv_bytes(model, replace(settings, chunk=1), settings.context // 2)
     cores = budget.cores or ASSUMED_CORES
-    plain = settings.weights in ("bf16", "fp32") and not model.has("blocks", "decoder")
+    plain = not instructions(settings.weights) and not model.has("blocks", "decoder")
     core = PLAIN_CORE_RATE if plain else QUANTIZED_CORE_RATE
     likely = min(cores * core, HOST_RATE)
     return nbytes / likely, nbytes / HOST_BANDWIDTH, nbytes / likely * CORES_WITHIN

@@ -68,6 +68,7 @@ class PlanReport(BaseModel):
     total_bytes: int
     usable_bytes: int = Field(description="What the plan counted on.")
     changed: str = Field(description="How it differs from what was printed, and why; empty where it doesn't.")
+    speed: str = Field("", description="The likely speed of one request with its range, for people.")
 
     @classmethod
     def of(cls, plan: RunningPlan) -> "PlanReport":
@@ -82,6 +83,7 @@ class PlanReport(BaseModel):
             total_bytes=plan.total_bytes,
             usable_bytes=plan.usable_bytes,
             changed=plan.changed,
+            speed=plan.speed,
         )
 
 

@@ -199,8 +199,8 @@ def run(
     text = job.outline.config.architecture
     formats = sorted({form for form, *_ in job.outline.formats.values()})
     network = f"{text} ({', '.join(formats)}; KV cache {job.engine.kv_cache})"
-    found = tuple(verdicts.values())
-    return KernelCheck(on, digest, network, round(seconds, 1), when, loaded, whole, found, context)
+    kept = tuple(verdicts.values())
+    return KernelCheck(on, digest, network, round(seconds, 1), when, loaded, whole, kept, context)
 
 
 def _started(command: Sequence[str], device: str) -> "_CheckProcess | None":

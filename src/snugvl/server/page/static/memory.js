@@ -11,7 +11,8 @@ const ORDER = ["weights", "vision-weights", "kv", "workspace", "context", "other
 let samples = [];
 const speeds = [];
 
-export function showMemory({ at, ledger, load }) {
+export function showMemory({ at, ledger, load, plan }) {
+  byId("speed").title = plan?.speed ? `Planned for one request: ${plan.speed}` : "";
   if (load) showSpeed(at, load.generated_tokens);
   else byId("speed").textContent = "–"; // no engine yet
   byId("running").textContent = load ? number(load.running) : "–";
