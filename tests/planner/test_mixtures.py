@@ -309,6 +309,9 @@ def test_a_mixture_that_fits_whole_is_our_engines() -> None:
     plan = named("Qwen/Qwen3.6-35B-A3B", describe("h100", ram="128GiB"))
     assert require(plan).option.engine == "native"
     assert "vllm" in {choice.option.engine for choice in plan.runners_up}
+    said = next(each.text for each in plan.verdicts if each.engine == "llamacpp")
+    assert said.startswith(f"it reads GGUF files, of which {Q4} gives about ")
+    assert said.endswith(" tokens/s from 20.54 GiB of files"), "both engines are said"
 
 
 @pytest.mark.parametrize(("ram", "before"), [("64GiB", 0), ("32GiB", 2)])

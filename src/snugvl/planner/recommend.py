@@ -19,7 +19,7 @@ from snugvl.checkpoint.catalogue import (
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import TowerName, typed
 from snugvl.core.reason import Reason
-from snugvl.core.sizes import exact_size
+from snugvl.core.sizes import exact_size, format_size
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import budgets, host_budget, wsl_most_bytes
 from snugvl.planner.commands import beside_gpu_bytes, load_options
@@ -185,6 +185,8 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
     gpu = bool(machine.gpus or machine.others)
     leaves = mine and mine.budget.gpu is None and (gpu or plan.quicker)  # a GPU, or llama.cpp's speed
     done = named and mine and not leaves and (not mine.option.offload or mine.option.model.facts.gguf)
+    if done and mine and mine.option.model.mixed and not mine.option.model.facts.gguf:
+        return replace(plan, verdicts=_with_gguf(plan, named, machine, wishes))
     if unasked or done:
         return plan
     room = host_budget(machine).usable_bytes
@@ -216,6 +218,22 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
         return slow
     smallest = (replace(each, remedy=f"as {each.model} {each.remedy}") for each in short[-1:])
     return replace(plan, refusals=(*plan.refusals, *smallest))
+
+
+def _with_gguf(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> tuple[Reason, ...]:
+    """The verdicts on other engines, with what a named mixture's GGUF gives here where one runs."""
+    found = (solve([each], machine, wishes).choice for each in _mixtures(named, machine))
+    choice = next(filter(None, found), None)
+    if choice is None or not (rate := choice.speed.decode_tokens_per_s):
+        return plan.verdicts
+    facts = choice.option.model.facts
+    said = f"{facts.name} gives about {rate:,.0f} tokens/s from {format_size(facts.download_bytes)} of files"
+    return tuple(
+        replace(each, text=f"it reads GGUF files, of which {said}")
+        if rules_of(each.engine).reads_only_gguf
+        else each
+        for each in plan.verdicts
+    )
 
 
 def _no_better(gguf: str, quality: int) -> bool:
