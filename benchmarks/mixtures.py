@@ -155,12 +155,12 @@ def people() -> Iterator[list[str]]:
         machine: Machine = describe(card, os=system, ram=ram, **more)
         before = planned(catalogue_candidates(), replace(machine, ram_assumed=True), Wishes()).choice
         plan = planned(catalogue_candidates(), machine, Wishes())
-        now, more = plan.choice, plan.roomier
+        now, roomier = plan.choice, plan.roomier
         size = f"{machine.gpus[0].name.removeprefix('NVIDIA GeForce ')}, {SYSTEMS[machine.os]}, {ram}"
         same = before is not None and now is not None and before.settings == now.settings
         led = "the same" if same else told(now)
-        if more is not None:
-            led += f"; with {format_size(ram_for(beside_gpu_bytes(more)))} for WSL2 {told(more)}"
+        if roomier is not None:
+            led += f"; with {format_size(ram_for(beside_gpu_bytes(roomier)))} for WSL2 {told(roomier)}"
         yield [size, told(before), led, said]
 
 

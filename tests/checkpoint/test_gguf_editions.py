@@ -13,9 +13,9 @@ from snugvl.hardware.describe import describe
 from snugvl.planner.engines.llamacpp.footprint import cache_bytes, placed, tower_bytes
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.inventory import inventory
-from snugvl.planner.recommend import planned
+from snugvl.planner.recommend import _editions, planned
 from snugvl.planner.settings import Settings
-from snugvl.planner.solve import Candidate
+from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 from tests.checkpoint import gguf_samples
 from tests.planner import random_plans
@@ -190,3 +190,20 @@ def test_a_gemma_4_that_fits_nowhere_whole_runs_as_its_file() -> None:
     assert plan.choice.option.model.name == "ggml-org/gemma-4-26B-A4B-it-GGUF:Q4_K_M"
     assert 0 < plan.choice.settings.host_experts < 30
     assert plan.choice.tokens == 280
+    mac = describe("m4", os="macos", ram="32GiB")
+    assert (choice := planned([Candidate(facts)], mac, Wishes()).choice) is not None
+    assert choice.option.model.name == "ggml-org/gemma-4-26B-A4B-it-GGUF:Q4_K_M"
+    assert (choice := solve(_editions(None), mac, Wishes()).choice) is not None
+    assert choice.tokens >= 1024, "nobody is led to pictures of so few tokens"
+
+
+def test_a_named_mixture_leaves_the_processor_for_a_gpu_that_llama_cpp_alone_uses() -> None:
+    """It was planned in int5 on the processor, at 5 tokens/s: Q4_K_M doesn't fit that GPU, Q3_K_M does."""
+    facts = catalogue_facts("Qwen/Qwen3.6-35B-A3B")
+    assert facts is not None
+    plan = planned([Candidate(facts)], describe("m4", os="macos", ram="32GiB"), Wishes())
+    assert plan.choice is not None
+    assert plan.choice.option.model.name == "bartowski/Qwen_Qwen3.6-35B-A3B-GGUF:Q3_K_M"
+    assert plan.choice.budget.gpu is not None
+    assert plan.beside is not None
+    assert plan.beside.option.engine == "native"

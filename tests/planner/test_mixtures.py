@@ -211,6 +211,18 @@ def test_wsl2_is_not_told_to_take_what_windows_needs_or_what_no_pc_has() -> None
     assert named_there.roomier.option.model.name == Q4
 
 
+def test_what_runs_in_more_of_the_pcs_memory_alone_says_so() -> None:
+    """A 7B in 16 bits without a GPU: it had been planned for all of the PC's memory."""
+    machine = describe("none", os="wsl2", ram="32GiB")
+    plan = named("Qwen/Qwen2.5-7B-Instruct", machine, images=0, weights="bf16")
+    assert plan.choice is None
+    assert plan.roomier is not None
+    assert plan.roomier.option.model.name == "Qwen/Qwen2.5-7B-Instruct"
+    assert " for WSL2 Qwen/Qwen2.5-7B-Instruct runs" in text(plan, machine)
+    tight = describe("none", os="wsl2", ram="18GiB")
+    assert named("Qwen/Qwen2.5-7B-Instruct", tight, images=0, weights="bf16").roomier is None
+
+
 @pytest.mark.parametrize("ram", [None, "8GiB", "16GiB"])
 def test_little_host_memory_and_memory_that_nobody_spoke_of_change_no_plan(ram: str | None) -> None:
     machine = describe("rtx-5060", ram=ram, **ISSUE)
@@ -297,6 +309,9 @@ def test_a_mixture_that_fits_whole_is_our_engines() -> None:
     plan = named("Qwen/Qwen3.6-35B-A3B", describe("h100", ram="128GiB"))
     assert require(plan).option.engine == "native"
     assert "vllm" in {choice.option.engine for choice in plan.runners_up}
+    said = next(each.text for each in plan.verdicts if each.engine == "llamacpp")
+    assert said.startswith(f"it reads GGUF files, of which {Q4} gives about ")
+    assert said.endswith(" tokens/s from 20.54 GiB of files"), "both engines are said"
 
 
 @pytest.mark.parametrize(("ram", "before"), [("64GiB", 0), ("32GiB", 2)])

@@ -142,7 +142,8 @@ class Entry:
         scores: published for pictures.
         quality_rank: 1 is the best of the catalogue among those that see; None: not ranked against them.
         small_files_bytes: approximate bytes of tokenizer, templates and configuration.
-        gguf: name of a GGUF of it, published by its maker or llama.cpp's, with its mmproj; or "".
+        gguf: name of a GGUF of it to be led to, published by its maker or llama.cpp's, with its mmproj; "" as
+            of Gemma 4, whose pictures have too few tokens in llama.cpp.
         ggufs: other GGUFs of it that people hold.
         above: where nothing published of it stands here: the model right above which it is ranked, and why.
     """

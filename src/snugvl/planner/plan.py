@@ -224,7 +224,8 @@ class Plan:
         named: where a GGUF of a model was chosen instead of it, the name that was given.
         quicker: on a processor, the chosen model's GGUF, where llama.cpp answers much sooner with it.
         held: the best of the models that are on the machine already; the choice, where that is no worse.
-        roomier: under WSL2, a mixture that would be chosen, had WSL2 more of the PC's memory.
+        roomier: under WSL2, a mixture, or where nothing runs anything, that would be chosen, had WSL2 more of
+            the PC's memory.
         cure: where wishes keep everything from running, the one without which it does.
         other_tower: with the vision tower in the other place: streamed, where that gives finer weights,
             larger images or a longer context; on the GPU, where those are what it is streamed for.

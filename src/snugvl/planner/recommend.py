@@ -19,7 +19,7 @@ from snugvl.checkpoint.catalogue import (
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import TowerName, typed
 from snugvl.core.reason import Reason
-from snugvl.core.sizes import exact_size
+from snugvl.core.sizes import exact_size, format_size
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import budgets, host_budget, wsl_most_bytes
 from snugvl.planner.commands import beside_gpu_bytes, load_options
@@ -65,6 +65,8 @@ def planned(
     A model that is on the machine already (`held`) is chosen where it is no worse than what else would be.
     """
     plan = _planned(candidates, machine, wishes)
+    if plan.choice is None and plan.roomier is None:
+        plan = replace(plan, roomier=_with_more(candidates, machine, wishes))
     ways = [(way.choice, way) for each in held if (way := _of_held(each, machine, wishes)) and way.choice]
     if not ways:
         return plan
@@ -75,6 +77,22 @@ def planned(
         return replace(plan, held=best)
     whole = plan.beside if plan.beside is not None and mine and mine.option.offload else mine
     return replace(way, held=best, beside=whole)
+
+
+def _widened(machine: Machine) -> Machine | None:
+    """The machine with as much of the PC's memory as WSL2 could be given; None where there is no more."""
+    more = wsl_most_bytes(machine) - machine.ram_total_bytes
+    if more <= 0:
+        return None
+    total, free = machine.ram_total_bytes + more, machine.ram_free_bytes + more
+    return replace(machine, ram_total_bytes=total, ram_free_bytes=free)
+
+
+def _with_more(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Choice | None:
+    """The choice where nothing runs, had WSL2 more of the PC's memory; None without one."""
+    wider = _widened(machine)
+    choice = None if wider is None else solve(candidates, wider, wishes).choice
+    return choice if choice and (choice.budget.gpu is None or beside_gpu_bytes(choice)) else None
 
 
 def _of_held(candidate: Candidate, machine: Machine, wishes: Wishes) -> Plan | None:
@@ -118,13 +136,9 @@ def _roomier(
     Args:
         whole: the plan without experts in host memory.
     """
-    more = wsl_most_bytes(machine) - machine.ram_total_bytes
-    if more <= 0:
+    if (wider := _widened(machine)) is None:
         return None
-    total, free = machine.ram_total_bytes + more, machine.ram_free_bytes + more
-    choice = _beyond(
-        whole, named, replace(machine, ram_total_bytes=total, ram_free_bytes=free), wishes
-    ).choice
+    choice = _beyond(whole, named, wider, wishes).choice
     mine = plan.choice.option.model.name if plan.choice else ""
     return None if choice is None or choice.option.model.name == mine else choice
 
@@ -169,8 +183,10 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
     unasked = named is None and (many or machine.ram_assumed)
     # A named model that runs whole, or of which llama.cpp's plan is already that of its file.
     gpu = bool(machine.gpus or machine.others)
-    done = named and mine and (gpu or plan.quicker is None)
-    done = done and mine and (not mine.option.offload or mine.option.model.facts.gguf)
+    leaves = mine and mine.budget.gpu is None and (gpu or plan.quicker)  # a GPU, or llama.cpp's speed
+    done = named and mine and not leaves and (not mine.option.offload or mine.option.model.facts.gguf)
+    if done and mine and mine.option.model.mixed and not mine.option.model.facts.gguf:
+        return replace(plan, verdicts=_with_gguf(plan, named, machine, wishes))
     if unasked or done:
         return plan
     room = host_budget(machine).usable_bytes
@@ -204,6 +220,22 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
     return replace(plan, refusals=(*plan.refusals, *smallest))
 
 
+def _with_gguf(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> tuple[Reason, ...]:
+    """The verdicts on other engines, with what a named mixture's GGUF gives here where one runs."""
+    found = (solve([each], machine, wishes).choice for each in _mixtures(named, machine))
+    choice = next(filter(None, found), None)
+    if choice is None or not (rate := choice.speed.decode_tokens_per_s):
+        return plan.verdicts
+    facts = choice.option.model.facts
+    said = f"{facts.name} gives about {rate:,.0f} tokens/s from {format_size(facts.download_bytes)} of files"
+    return tuple(
+        replace(each, text=f"it reads GGUF files, of which {said}")
+        if rules_of(each.engine).reads_only_gguf
+        else each
+        for each in plan.verdicts
+    )
+
+
 def _no_better(gguf: str, quality: int) -> bool:
     """Whether a published GGUF is of no higher rank: nobody asks why it isn't there instead."""
     entry = published_as(gguf)
@@ -213,7 +245,8 @@ def _no_better(gguf: str, quality: int) -> bool:
 def _mixtures(named: ModelFacts | None, machine: Machine) -> Iterator[Candidate]:
     """Editions of mixtures to lead to, or of a named one, that the disk has room for, best first."""
     known = _entry(named.name) if named else None
-    for entry in [known] if known else [] if named else entries():
+    led = (entry for entry in entries() if entry.gguf)
+    for entry in [known] if known else [] if named else led:
         for edition in (each for kind in ADEQUATE for each in entry.editions if each.endswith(f":{kind}")):
             facts = _facts(edition)
             if facts.text.experts_used and facts.download_bytes <= machine.disk_free_bytes:
@@ -245,9 +278,10 @@ def _answer_s(choice: Choice, rate: float | None) -> float:
 
 def _editions(named: ModelFacts | None) -> list[Candidate]:
     """Published GGUFs: all known ones, or those of a named model; else one as it would be made of it."""
-    known = [entry for entry in entries() if entry.gguf and (named is None or entry == _entry(named.name))]
+    mine = _entry(named.name) if named is not None else None
+    known = [each for each in entries() if (each.gguf if named is None else each == mine and each.editions)]
     if known or named is None:
-        return [Candidate(partial(_facts, each.gguf), -(each.quality_rank or 0)) for each in known]
+        return [Candidate(partial(_facts, each.editions[0]), -(each.quality_rank or 0)) for each in known]
     if named.quantization is not None:
         return []
     return [Candidate(q4_k_m(named, f"a GGUF of {named.name} in {FILE_TYPE}"))]
