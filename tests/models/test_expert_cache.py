@@ -19,6 +19,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.precompile import network_from, outline_of
 from snugvl.layers.experts import Experts
+from snugvl.layers.ggml import LAYOUTS, GgmlType
 from snugvl.layers.weights import FormatName
 from snugvl.models import expert_cache, loader
 from snugvl.models.expert_cache import (
@@ -213,6 +214,25 @@ def test_every_expert_is_in_one_round_and_those_at_hand_come_first(monkeypatch: 
     assert not found[0] & {2, 3, 4, 5, 6}
     assert sorted(each for part in found[1:] for each in part) == [2, 3, 4, 5, 6]
     assert all(len(part) <= 2 for part in found[1:])
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_blocks_of_a_gguf_are_brought_plane_by_plane(kind: GgmlType) -> None:
+    torch.manual_seed(0)
+    right, ours = Experts(32, 8, 32), Experts(32, 8, 32)
+    for name in ("gate_up_proj", "down_proj"):
+        one, two = getattr(right, name), getattr(ours, name)
+        scale = torch.rand(one.rows, 1).half().view(torch.uint8)
+        codes = torch.randint(256, (one.rows, LAYOUTS[kind].nbytes - 2), dtype=torch.uint8)
+        for linear in (one, two):
+            linear.store_blocks([(kind, linear.rows)])
+            linear.put_bytes(0, torch.cat([scale, codes], dim=1))
+    place = torch.empty(cache_bytes([ours], 3), dtype=torch.uint8)
+    ExpertCache([ours], 3, place, LateCopies(), pinned=True)  # type: ignore[arg-type]
+    for ids in (drawn([0, 1], [5, 2]), drawn([0, 3]), drawn([7, 5], [6, 0])):
+        found = through(ours, ids)
+        assert found.isfinite().all()
+        assert torch.equal(found, through(right, ids))
 
 
 @pytest.mark.parametrize("pinned", [True, False])
