@@ -19,6 +19,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.precompile import network_from, outline_of
 from snugvl.layers.experts import Experts
+from snugvl.layers.ggml import LAYOUTS, GgmlType
 from snugvl.layers.weights import FormatName
 from snugvl.models import expert_cache, loader
 from snugvl.models.expert_cache import (
@@ -44,8 +45,10 @@ CASES_ = {"picture": PICTURE} | {str(n): prompt(*range(20 + n, 30 + 3 * n)) for 
 
 @dataclass
 class LateCopies:
-    """Stands for `CopyStream`: what a copy brings is there when it is waited for, and not before."""
+    """Stands for `CopyStream`: what a copy brings is there when it is waited for, and not before; or, if
+    `early`, as soon as it is asked for."""
 
+    early: bool = False
     bytes_copied: int = 0
     marks: int = 0
     afters: list[int] = field(default_factory=list)
@@ -59,14 +62,14 @@ class LateCopies:
         self.afters.append(after)
         for place, source in pairs:
             assert place.shape == source.shape
-            place.fill_(255)
+            place.copy_(source) if self.early else place.fill_(255)
             self.bytes_copied += source.nbytes
         self.waiting.append(pairs)
         return pairs
 
     def wait(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         assert self.waiting.pop(0) is pairs, "in the order in which they were asked for"
-        for place, source in pairs:
+        for place, source in pairs if not self.early else ():
             place.copy_(source)
 
 
@@ -176,14 +179,17 @@ STEPS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(STEPS, st.integers(0, 8), st.booleans(), st.sampled_from([1, 2, 3, 16]), st.sampled_from([None, 1, 3]))
+@given(
+    STEPS, st.integers(0, 8), st.booleans(), st.booleans(), st.sampled_from([1, 2, 3, 16]),
+    st.sampled_from([None, 1, 3]),
+)  # fmt: skip
 def test_any_row_of_steps_is_exact_and_brings_each_missing_expert_once(
-    steps: list[list[list[int]]], slots: int, pinned: bool, half: int, fails_at: int | None
+    steps: list[list[list[int]]], slots: int, pinned: bool, early: bool, half: int, fails_at: int | None
 ) -> None:
     """Also where one of them was given up in its middle."""
     before, expert_cache.HALF = expert_cache.HALF, half  # type: ignore[misc]
     try:
-        copies = LateCopies()
+        copies = LateCopies(early)
         right, ours, layer = layer_of(slots, copies, pinned=pinned)
         for number, step in enumerate(steps):
             ids = drawn(*step)
@@ -215,6 +221,25 @@ def test_every_expert_is_in_one_round_and_those_at_hand_come_first(monkeypatch: 
     assert all(len(part) <= 2 for part in found[1:])
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_blocks_of_a_gguf_are_brought_plane_by_plane(kind: GgmlType) -> None:
+    torch.manual_seed(0)
+    right, ours = Experts(32, 8, 32), Experts(32, 8, 32)
+    for name in ("gate_up_proj", "down_proj"):
+        one, two = getattr(right, name), getattr(ours, name)
+        scale = torch.rand(one.rows, 1).half().view(torch.uint8)
+        codes = torch.randint(256, (one.rows, LAYOUTS[kind].nbytes - 2), dtype=torch.uint8)
+        for linear in (one, two):
+            linear.store_blocks([(kind, linear.rows)])
+            linear.put_bytes(0, torch.cat([scale, codes], dim=1))
+    place = torch.empty(cache_bytes([ours], 3), dtype=torch.uint8)
+    ExpertCache([ours], 3, place, LateCopies(), pinned=True)  # type: ignore[arg-type]
+    for ids in (drawn([0, 1], [5, 2]), drawn([0, 3]), drawn([7, 5], [6, 0])):
+        found = through(ours, ids)
+        assert found.isfinite().all()
+        assert torch.equal(found, through(right, ids))
+
+
 @pytest.mark.parametrize("pinned", [True, False])
 def test_a_half_is_written_to_when_the_round_before_the_last_is_over(
     pinned: bool, monkeypatch: pytest.MonkeyPatch
@@ -241,6 +266,25 @@ def test_an_expert_that_is_used_often_stays_and_the_oldest_of_the_others_goes() 
     for expert in (1, 2, 3, 4) * 12:
         list(layer.rounds(drawn([expert])))
     assert 0 not in layer.held, "what was used often long ago goes at last"
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_half_isnt_written_to_while_it_is_read(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_cache, "HALF", 1)
+    right, ours, _ = layer_of(0, LateCopies(early))
+    ids = drawn([0, 1], [2, 3], [4, 5])
+    assert torch.equal(through(ours, ids), through(right, ids))
+
+
+def test_an_empty_slot_is_taken_first_and_those_that_a_step_needs_stay() -> None:
+    _, _, layer = layer_of(3, LateCopies())
+    for _ in range(4):
+        list(layer.rounds(drawn([7])))
+    list(layer.rounds(drawn([1])))
+    assert layer.held == (1, 7)
+    list(layer.rounds(drawn([2])))
+    list(layer.rounds(drawn([1, 4], [3, 4], [3, 4])))
+    assert 1 in layer.held
 
 
 def test_an_expert_that_is_wanted_less_than_those_in_slots_takes_none() -> None:
