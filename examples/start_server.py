@@ -16,7 +16,7 @@ def served(model: str = "pocket", backend: str = "auto") -> Iterator[str]:
     """The address of a server that is ready, and runs until the block ends."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "snugvl.cli", "serve", model, "--backend", backend]
+    command = [sys.executable, "-m", "snugvl", "serve", model, "--backend", backend]
     server = subprocess.Popen([*command, "--port", str(port), "--quiet"])  # noqa: S603
     try:
         with snugvl.Client(f"http://127.0.0.1:{port}", max_retries=0) as client:

@@ -66,7 +66,7 @@ def warn(text: str) -> None:
 
 
 class InputError(SnugvlError):
-    """What the user sent can't be used."""
+    """Something that the user sent can't be used."""
 
     http_status = 400
     exit_code = 3

@@ -45,7 +45,7 @@ class Model(Tasks):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the model can do."""
+        """Abilities and limits of the model."""
         return self.backend.capabilities
 
     def _caption(self, image: VisualSource, detail: Detail, asked: Asked) -> Caption:

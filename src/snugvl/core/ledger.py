@@ -70,7 +70,7 @@ class RunningPlan:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What one engine holds on its device, and what the device has.
+    """Memory that one engine holds on its device, and all that the device has.
 
     Attributes:
         device: as people know it.

@@ -1,4 +1,4 @@
-"""What every backend gives the tasks and the server: messages in, text out.
+"""The interface of every backend to the tasks and the server: messages in, text out.
 
 `submit` starts a request and returns at once; the stream it returns is read either as an ordinary
 iterator or as an async one. Reading is optional: a stream that is closed, or dropped, aborts its request.
@@ -343,7 +343,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a loaded model can do.
+    """Abilities and limits of a loaded model.
 
     Attributes:
         max_pixels: largest image before it is scaled down.

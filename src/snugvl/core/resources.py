@@ -1,4 +1,4 @@
-"""What a process holds outside of Python's objects: its heap, memory shared with a child, folders on disk.
+"""Resources of a process beside Python's objects: its heap, memory shared with a child, folders on disk.
 
 Heap: a picture is a few blocks of some MiB. The C library asks the system for such a block and gives it back
 after use, and the system hands it out page by page, zeroed, again and again: measured in a virtual machine,

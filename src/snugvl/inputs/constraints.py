@@ -1,4 +1,4 @@
-"""What an answer has to look like, as a text in llguidance's own form: checked, not compiled. No torch.
+"""The form of an answer as a text in llguidance's own language: checked, not compiled. No torch.
 
 Sizes and nesting are bounded here; how long the compiler takes nobody can tell from a grammar, so what these
 limits let through is tried (`trials.py`). The compiler recurses once per level of nesting and per `$ref` on
@@ -196,7 +196,7 @@ def longest_literal(source: str) -> int:
 
 
 def _literals(part: dict[str, Any]) -> Iterator[str]:
-    """What an answer may have to repeat, character by character: names and values as JSON."""
+    """Texts that an answer may have to repeat, character by character: names and values as JSON."""
     properties = part.get("properties")
     if isinstance(properties, dict):
         yield from properties
@@ -253,7 +253,7 @@ def _parsed(source: str, field: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """What a `$ref` leads to: the patterns there, and where it goes on."""
+    """The target of a `$ref`: the patterns there, and where it goes on."""
 
     patterns: set[tuple[int, str]]
     links: set[str]

@@ -79,7 +79,7 @@ class Detokenizer:
         return text + self._hand_out(rest)
 
     def _text(self, raw: bytes) -> str:
-        """What is complete with these bytes: mostly all, which needs no decoder that remembers the rest."""
+        """Text complete with these bytes: mostly all, which needs no decoder that remembers the rest."""
         if not self._incomplete:
             try:
                 return raw.decode()

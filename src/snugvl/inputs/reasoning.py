@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told apart from the answer as it streams.
+"""Reasoning of a model, told apart from its answer as it streams.
 
     prompt …<think>        reasoning </think> answer        a template that opens it, as Qwen3.5's may
     prompt …        <think> reasoning </think> answer       a model that opens it itself, as Qwen3 does

@@ -408,7 +408,7 @@ class Tokenizer:
 
     @cached_property
     def _costs(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """What each byte costs at least, in tokens: all together, and each where no other is counted.
+        """Least cost of each byte, in tokens: all together, and each where no other is counted.
 
         Nothing where not every text is tokens of its bytes.
         """

@@ -126,7 +126,7 @@ WITH_BODY = (400, 404, 408, 413, 502, 503, 504)
 
 
 class OpenAIErrorDetail(BaseModel):
-    """What is wrong."""
+    """The error itself."""
 
     message: str
     type: str
@@ -141,7 +141,7 @@ class OpenAIError(BaseModel):
 
 
 class AnthropicErrorDetail(BaseModel):
-    """What is wrong."""
+    """The error itself."""
 
     type: str
     message: str

@@ -32,7 +32,7 @@ log = logging.getLogger("snugvl.server")
 
 
 class _Left(Exception):
-    """Nobody waits any more."""
+    """The client has left: no answer is waited for."""
 
 
 class Validation:

@@ -1,4 +1,4 @@
-"""What every protocol asks of an answer alike: tools it may call, the form it has, what nothing enforces."""
+"""An answer's constraints in every protocol: tools it may call, the form it has, what nothing enforces."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What becomes of a field that a body doesn't declare: the one place that says it.
+"""Fields that a body doesn't declare: the one place that says what becomes of them.
 
 Clients' programs write requests, not people: their defaults and no-op knobs ask for nothing. So there is one
 rule, for every protocol. What would change the answer and can't be done is refused, with what to do instead;

@@ -179,7 +179,7 @@ class ChildApi:
         return status == 200
 
     async def served(self, wanted: str) -> Served:
-        """What it serves. `wanted`: a model's name; empty for the first one.
+        """The model that it serves. `wanted`: a model's name; empty for the first one.
 
         Raises:
             Foreign: no such server, or it has another model.
@@ -228,7 +228,7 @@ class ChildApi:
         return response
 
     async def get(self, path: str, timeout_s: float) -> httpx.Response:
-        """What it answers, whatever the status.
+        """Its answer, whatever the status.
 
         Raises:
             Unreachable, Foreign: as `healthy`.
@@ -252,7 +252,7 @@ class ChildApi:
         return Unreachable(f"{self.where} doesn't answer ({type(error).__name__})")
 
     def refusal(self, status: int, content: bytes) -> SnugvlError:
-        """What was answered in place of an answer, as an error of ours."""
+        """An error that was answered in place of an answer, as one of ours."""
         return self.error_of(_json(content), status, content.decode("utf-8", "replace"))
 
     def error_of(self, value: Any, status: int, text: str = "") -> SnugvlError:

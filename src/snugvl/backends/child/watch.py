@@ -244,7 +244,7 @@ class Gauge:
         self._nvml = nvml.started()
 
     def read(self, family: Sequence[psutil.Process]) -> Held:
-        """What it holds now. Takes milliseconds: call it in a thread."""
+        """The memory that it holds now. Takes milliseconds: call it in a thread."""
         gpu = self._gpu({process.pid for process in family})
         return gpu if gpu is not None else host_memory(family)
 

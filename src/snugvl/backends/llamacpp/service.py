@@ -123,7 +123,7 @@ _FIELDS: Final = {
 
 
 def read_load(text: str, slots: int, context_tokens: int) -> Load:
-    """What the counters say. A block is the context of one slot: they share nothing."""
+    """Load by the counters. A block is the context of one slot: they share nothing."""
     found: dict[str, Any] = {
         _FIELDS[name]: int(value) for name, _, value in samples(text, _FIELDS.__contains__)
     }

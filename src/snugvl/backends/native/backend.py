@@ -54,7 +54,7 @@ class NativeBackend(Hosted[PreparedPrompt]):
         return self._worker.call(self._engine.memory)
 
     def stats(self) -> Load:
-        """What the engine is doing."""
+        """Load and counters of the engine."""
         return self._worker.call(self._stats)
 
     def settle(self, ahead: Ahead) -> None:

@@ -367,7 +367,7 @@ def _warm_up(backend: "Hosted[Any]") -> Load:
 
 
 def _as_request(message: wire.Tokenize) -> Request:
-    """What is counted, as what would be prepared; tools cost no grammar here."""
+    """The request whose tokens are counted, as it would be prepared; tools cost no grammar here."""
     if isinstance(message.prompt, str):
         return Request(prompt=message.prompt)
     return Request(message.prompt)

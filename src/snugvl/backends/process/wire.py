@@ -1,4 +1,4 @@
-"""What crosses between the server and its engine process, and how: pickled, with the length before it.
+"""Messages between the server and its engine process: pickled, with the length before each.
 
     server ── Start, Submit, Abort, Tokenize, Detokenize, Ping, Bye ─► engine process
            ◄── lists of Loading, Ready, Failed, MessageReply, (id, Delta), End, Pong, Snapshot ──

@@ -124,7 +124,7 @@ class TransformersEngine:
             self._changed.notify_all()
 
     def stats(self) -> Load:
-        """What it is doing, once it is seen to get on. There are no blocks: the cache grows with the answer.
+        """Load and counters, once it is seen to get on. There are no blocks: the cache grows with the answer.
 
         Raises:
             EngineError: the engine is closed.

@@ -313,7 +313,7 @@ def _source(inputs: Inputs) -> str | None:
 
 
 def _placeholder_texts(inputs: Inputs) -> list[str]:
-    """What the processor replaces, or puts around pictures, the longest first."""
+    """Texts that the processor replaces, or puts around pictures, the longest first."""
     owners = [owner for owner in (inputs.processor, inputs.tokenizer) if owner is not None]
     found = (getattr(owner, name, None) for owner in owners for name in _PLACEHOLDERS)
     texts = {str(text) for text in found if text and inputs.processor is not None}

@@ -1,4 +1,4 @@
-"""What transformers needs to load a checkpoint, said before it fails: packages, and trust in foreign code."""
+"""Needs of transformers to load a checkpoint, said before it fails: packages, and trust in foreign code."""
 
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec

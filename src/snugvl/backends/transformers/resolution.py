@@ -44,7 +44,7 @@ class Resolution:
         return self.min_pixels
 
     def arguments(self, limit: int) -> dict[str, Any]:
-        """What to tell the processor so that a picture has at most `limit` pixels; {}: it has no such say."""
+        """Arguments of the processor: a picture has at most `limit` pixels; {}: it has no such say."""
         edge = _edge(self.processor)
         match _kind(self.processor):
             case "area":

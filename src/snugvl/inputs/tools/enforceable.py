@@ -1,4 +1,4 @@
-"""What a grammar is made of for a JSON schema. No torch.
+"""The parts of a JSON schema that a grammar is made of. No torch.
 
 What can't be enforced token by token is left out, and named. One keyword in one tool must not refuse a whole
 request: zod, pydantic and MCP servers write `propertyNames`, `uniqueItems` or look-ahead patterns as a matter
@@ -130,7 +130,7 @@ def _apart(branches: list[Any]) -> bool:
 
 
 def referred(reference: str, root: Any, otherwise: Any = True) -> Any:
-    """What a reference within `root` ("#/$defs/point") means; `otherwise`, all is valid, where it is none."""
+    """The target of a reference within `root` ("#/$defs/point"); without one `otherwise`: all is valid."""
     value = root
     for part in reference.removeprefix("#").split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")

@@ -493,7 +493,7 @@ async def get_ps(http: HttpRequest) -> Any:
 
 @router.post("/show", response_model=Shown)
 async def post_show(http: HttpRequest, body: ShowRequest) -> Any:
-    """What is known about a model."""
+    """Details of a model."""
     context, name = context_of(http), body.model or body.name
     if name is None:
         raise RequestError("model is missing", field="model")

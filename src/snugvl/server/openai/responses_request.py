@@ -318,7 +318,7 @@ class MessageItem(RequestPart):
 
 
 class InputMessage(MessageItem):
-    """What a user or an instruction says."""
+    """A message of a user, or an instruction."""
 
     unsupported: ClassVar[UnsupportedFields] = INPUT_PICTURE
 
@@ -327,7 +327,7 @@ class InputMessage(MessageItem):
 
 
 class WrittenMessage(MessageItem):
-    """What the model answered before."""
+    """A message that the model answered before."""
 
     role: Literal["assistant"]
     content: StringOrArray[Annotated[list[WrittenPart], Field(max_length=MAX_PARTS)]]
