@@ -182,7 +182,7 @@ def place_on(
     gpu = next((gpu for gpu in machine.gpus if gpu.index == (device.index or 0)), None)
     capability = (facts.major, facts.minor)
     measured = gpu.context_bytes if gpu is not None else None
-    cost = estimate_of(capability) if measured is None else measured
+    cost = estimate_of(capability, facts.multi_processor_count) if measured is None else measured
     if limit_bytes is not None and limit_bytes <= cost:
         raise RequestError(
             f"memory of {limit_bytes:,} bytes holds not even the CUDA context and its libraries "

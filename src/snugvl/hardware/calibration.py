@@ -37,6 +37,7 @@ from snugvl.core.folders import cache_folder, write_whole
 from snugvl.core.kernel_checks import KernelCheck, checks_file
 from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.errors import EngineError
+from snugvl.hardware.gpus import find
 from snugvl.hardware.machine import Gpu
 from snugvl.hardware.software import torch_build
 from snugvl.version import __version__
@@ -198,6 +199,17 @@ TOTAL: Final = "CUDA's total"
 DEFAULT_CONTEXT_BYTES: Final = 450 * MIB
 OTHER_CONTEXT_BYTES: Final = 256 * MIB  # assumed
 DATA_CENTRE_CONTEXT_BYTES: Final = 719 * MIB
+# Of these 123 (RTX 3090), 213 and 264 MiB are local memory, which grows with the card, and this is the rest.
+DEFAULT_REST_BYTES: Final = 237 * MIB
+DATA_CENTRE_REST_BYTES: Final = 455 * MIB
+# Local memory: a stack for every thread that a card can hold at a time, whether it runs or not. So much of a
+# thread comes with a context (`cudaLimitStackSize`); the driver takes more of the whole card when a kernel is
+# loaded that needs more. None of ours does on any card: `tests/layers/kernels/test_other_cards.py`.
+STACK_BYTES: Final = 1024
+# Threads that a multiprocessor holds. Source: CUDA C++ Programming Guide, "Technical Specifications per
+# Compute Capability".
+THREADS: Final = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+MOST_THREADS: Final = 2048  # of the others
 
 # Of a plan, beside the context, for our compiled kernels and the driver's part of recorded graphs.
 KERNEL_BYTES: Final = 32 * MIB
@@ -215,13 +227,25 @@ def estimate(gpu: Gpu) -> int:
 
     For other makers' GPUs it is a guess: torch's libraries aren't there, so it is less.
     """
-    return estimate_of(gpu.compute_capability) if gpu.api == "cuda" else OTHER_CONTEXT_BYTES
+    if gpu.api != "cuda":
+        return OTHER_CONTEXT_BYTES
+    model = find(gpu.name, gpu.total_bytes)
+    return estimate_of(gpu.compute_capability, (model and model.multiprocessors) or 0)
 
 
-def estimate_of(compute_capability: tuple[int, int] | None) -> int:
-    """Bytes of a CUDA context, estimated by compute capability alone."""
+def estimate_of(compute_capability: tuple[int, int] | None, multiprocessors: int = 0) -> int:
+    """Bytes of a CUDA context, estimated by compute capability and, where known, multiprocessors."""
     big = compute_capability is not None and compute_capability[0] in (9, 10)
-    return DATA_CENTRE_CONTEXT_BYTES if big else DEFAULT_CONTEXT_BYTES
+    least = DATA_CENTRE_CONTEXT_BYTES if big else DEFAULT_CONTEXT_BYTES
+    rest = DATA_CENTRE_REST_BYTES if big else DEFAULT_REST_BYTES
+    return max(least, rest + local_memory_bytes(compute_capability, multiprocessors))
+
+
+def local_memory_bytes(
+    compute_capability: tuple[int, int] | None, multiprocessors: int, stack_bytes: int = STACK_BYTES
+) -> int:
+    """Bytes of a card's memory that stacks of `stack_bytes` a thread take."""
+    return multiprocessors * THREADS.get(compute_capability or (0, 0), MOST_THREADS) * stack_bytes
 
 
 def _recall(gpu: Gpu, component: str, environ: Mapping[str, str]) -> Measurement | None:

@@ -73,6 +73,7 @@ class GpuModel:
             of another maker. "host memory": it has none of its own, and `total_bytes` is 0.
         bandwidth: bytes per second, vendor's datasheet.
         bf16_flops: dense bf16 (fp16 before Ampere) operations per second, or None where no source is sure.
+        multiprocessors: number of them, or None where the table has no cores.
         cycles_per_s: clock cycles of all multiprocessors together, at the datasheet's boost clock, or None.
     """
 
@@ -83,6 +84,7 @@ class GpuModel:
     bandwidth: float
     compute_capability: tuple[int, int] | None
     bf16_flops: float | None
+    multiprocessors: int | None
     cycles_per_s: float | None
 
     @property
@@ -183,7 +185,8 @@ def _short(name: str) -> str:
 def _model(row: dict[str, str]) -> GpuModel:
     capability: Any = tuple(map(int, row["cc"].split("."))) if row["cc"] else None
     source: Any = row["mib_source"]
-    cycles = _cycles(row, capability)
+    units = _multiprocessors(row, capability)
+    cycles = units * int(row["boost_mhz"]) * 1e6 if units is not None and row["boost_mhz"] else None
     return GpuModel(
         name=row["name"],
         aliases=tuple(filter(None, row["aliases"].split(";"))),
@@ -192,15 +195,15 @@ def _model(row: dict[str, str]) -> GpuModel:
         bandwidth=float(row["gb_per_s"]) * 1e9,
         compute_capability=capability,
         bf16_flops=float(row["tflops"]) * 1e12 if row["tflops"] else _flops(row["name"], cycles, capability),
+        multiprocessors=units,
         cycles_per_s=cycles,
     )
 
 
-def _cycles(row: dict[str, str], capability: tuple[int, int] | None) -> float | None:
-    if not (row["cores"] and row["boost_mhz"]) or capability is None:
+def _multiprocessors(row: dict[str, str], capability: tuple[int, int] | None) -> int | None:
+    if not row["cores"] or capability is None:
         return None
-    cores = next(cores for least, cores in _CORES_PER_SM if capability >= least)
-    return int(row["cores"]) / cores * int(row["boost_mhz"]) * 1e6
+    return int(row["cores"]) // next(cores for least, cores in _CORES_PER_SM if capability >= least)
 
 
 def _flops(name: str, cycles: float | None, capability: tuple[int, int] | None) -> float | None:

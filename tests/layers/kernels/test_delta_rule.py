@@ -10,6 +10,7 @@ import torch
 from snugvl.checkpoint.architecture import LinearAttention
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.delta_rule import CHUNK
+from snugvl.layers.kernels.device import Hardware, described
 from snugvl.layers.kv_cache import StateCache
 from snugvl.models.linear_attention import GatedDeltaNet
 from tests.engine.toy import HybridToy
@@ -91,6 +92,13 @@ def test_a_batch_equals_plain_torch(name: str, sizes: LinearAttention, device: t
     assert torch.equal(found.recurrent[:, strangers], untouched[:, strangers]), (
         "a stranger's state was touched"
     )
+
+
+@pytest.mark.parametrize("name", ["a long one beside decodes", "guesses"])
+def test_loops_equal_plain_torch(name: str, device: torch.device) -> None:
+    """Before Ampere, where squares of a chunk aren't multiplied as such."""
+    with described(Hardware((7, 5), 46)):
+        test_a_batch_equals_plain_torch(name, SIZES[1], device)
 
 
 @pytest.mark.parametrize("name", ["decodes", "chunks"])

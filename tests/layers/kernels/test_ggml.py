@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import linear, silu
 
 from snugvl.layers.ggml import LAYOUTS, GgmlType
+from snugvl.layers.kernels.device import Hardware, described
 from snugvl.layers.kernels.products import ggml
 from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.kernels.products.tiles import Fragments
@@ -40,6 +41,15 @@ def test_a_product_is_torchs(kind: GgmlType, device: torch.device) -> None:
         x = torch.randn(tokens, weights.columns, device=device)
         close(product(x, weights), linear(x, wide))
         as_torchs(weights, torch.float32, tokens, EVERYTHING)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "Q3_K"])
+def test_a_product_before_ampere_is_torchs(kind: GgmlType, device: torch.device) -> None:
+    """Where products are multiplied in loops, by tiles of fewer columns: a scale, or two, each."""
+    weights, wide = stored([(kind, 40)], columns(kind), device)
+    x = torch.randn(3, weights.columns, device=device)
+    with described(Hardware((7, 5), 46)):
+        close(product(x, weights), linear(x, wide))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

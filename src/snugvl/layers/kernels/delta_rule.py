@@ -28,10 +28,9 @@ import triton.language as tl
 
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 from snugvl.layers.kernels.convolution import DeltaNet, convolved, wide
-from snugvl.layers.kernels.device import capability
+from snugvl.layers.kernels.device import HOPPER, capability, in_loops
 from snugvl.layers.kernels.places import most_sequences, owner
 
-HOPPER = (9, 0)
 CHUNK = 64  # tokens of a chunk
 WARPS = 4  # that correct a state
 GATED = 16  # rows of a program of the gate
@@ -145,12 +144,47 @@ def unit_inverse(system, SIZE: tl.constexpr, precision: tl.constexpr):
     return solved - tl.dot(x, solved, input_precision=precision)
 
 
+@triton.jit
+def inverse_by_rows(system, SIZE: tl.constexpr):
+    """`unit_inverse` without products of matrices: row after row is taken out of those below it."""
+    line = tl.arange(0, SIZE)
+    inverse = tl.where(line[:, None] == line[None, :], 1.0, 0.0) + system * 0
+    for i in range(SIZE - 1):
+        undone = tl.sum(tl.where(line[None, :] == i, system, 0.0), 1)
+        final = tl.sum(tl.where(line[:, None] == i, inverse, 0.0), 0)
+        inverse -= undone[:, None] * final[None, :]
+    return inverse
+
+
+@triton.jit
+def times(matrix, values, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """`matrix @ values` `[ROWS, COLUMNS]` in float32, a column at a time: no thread holds a whole operand."""
+    product = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for at in range(COLUMNS):
+        one = tl.sum(tl.where(column[None, :] == at, values.to(tl.float32), 0.0), 1)
+        found = tl.sum(matrix.to(tl.float32) * one[None, :], 1)
+        product = tl.where(column[None, :] == at, found[:, None], product)
+    return product
+
+
+@triton.jit
+def between(queries, keys, live, KEY: tl.constexpr, CHUNK: tl.constexpr):
+    """Products of rows at `queries` with rows at `keys` `[CHUNK, CHUNK]`, one of their numbers at a time."""
+    product = tl.zeros([CHUNK, CHUNK], tl.float32)
+    for at in range(KEY):
+        q = tl.load(queries + at, mask=live, other=0).to(tl.float32)
+        k = tl.load(keys + at, mask=live, other=0).to(tl.float32)
+        product += q[:, None] * k[None, :]
+    return product
+
+
 @launched
 @triton.jit(do_not_specialize=["starts", "sequences"])
 def solve(
     mixed, rates_of, a_log, dt_bias, starts, inverse, found, paces, sequences, scale, CHANNELS: tl.constexpr,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, TILED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    WIDE_KEY: tl.constexpr, RATES: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr, PDL: tl.constexpr,
+    WIDE_KEY: tl.constexpr, RATES: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr, LOOPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One (chunk of a sequence, value head): `inverse` and `found`, both `[tokens, HEADS, CHUNK]`, and
     `paces` `[2, HEADS, tokens]` float32: how much is corrected, the logarithm of what is left of S before the
@@ -170,17 +204,24 @@ def solve(
     key_head = key_head_of(head, HEADS, KEY_HEADS, TILED)
     line = mixed + (begin + token).to(tl.int64)[:, None] * CHANNELS + key_head * KEY + dim[None, :]
     inside = live[:, None] & (dim < KEY)[None, :]
-    q = tl.load(line, mask=inside, other=0)
-    k = tl.load(line + KEY_HEADS * KEY, mask=inside, other=0)
+    if not LOOPS:
+        q = tl.load(line, mask=inside, other=0)
+        k = tl.load(line + KEY_HEADS * KEY, mask=inside, other=0)
     beta, kept = rates(rates_of, a_log, dt_bias, begin + token, live, head, HEADS, RATES)
     since = tl.cumsum(kept, 0)
     row = tl.arange(0, CHUNK)
     left = tl.where(row[:, None] >= column[None, :], since[:, None] - since[None, :], float("-inf"))
     left = tl.exp(left)
-    inner = tl.dot(q, tl.trans(k), input_precision=precision) * left * scale
-    system = tl.dot(k, tl.trans(k), input_precision=precision) * left * beta[:, None]
+    if LOOPS:
+        queries = mixed + (begin + token).to(tl.int64) * CHANNELS + key_head * KEY
+        keys = queries + KEY_HEADS * KEY
+        inner = between(queries, keys, live, KEY, CHUNK) * left * scale
+        system = between(keys, keys, live, KEY, CHUNK) * left * beta[:, None]
+    else:
+        inner = tl.dot(q, tl.trans(k), input_precision=precision) * left * scale
+        system = tl.dot(k, tl.trans(k), input_precision=precision) * left * beta[:, None]
     system = tl.where(row[:, None] > column[None, :], system, 0.0)
-    solved = unit_inverse(system, CHUNK, precision)
+    solved = inverse_by_rows(system, CHUNK) if LOOPS else unit_inverse(system, CHUNK, precision)
     at = ((begin + token).to(tl.int64)[:, None] * HEADS + head) * CHUNK + column[None, :]
     kind: tl.constexpr = inverse.dtype.element_ty
     tl.store(inverse + at, solved.to(kind), mask=live[:, None])
@@ -197,7 +238,7 @@ def scan(
     scale, LANDS: tl.constexpr, CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
     TILED: tl.constexpr,
     KEY: tl.constexpr, VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, COLUMNS: tl.constexpr,
-    CHUNK: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, LOOPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (COLUMNS of S, value head, sequence) of those with more than one new token.
 
@@ -246,18 +287,29 @@ def scan(
         since = tl.load(paces + (HEADS + head) * tokens + begin + token, mask=live, other=0)
         whole = tl.load(paces + (HEADS + head) * tokens + begin + tl.minimum(first + CHUNK, sure) - 1)
         before = s.to(kind)
-        answer = tl.dot(k, before, input_precision=precision) * tl.exp(since)[:, None]
-        wanted = (v - answer) * beta[:, None]
-        change = tl.dot(solved, wanted.to(kind), input_precision=precision)
-        output = tl.dot(q, before, input_precision=precision) * (tl.exp(since) * scale)[:, None]
-        output = tl.dot(inner, change.to(kind), output, input_precision=precision)
+        if LOOPS:
+            at_columns = tl.arange(0, COLUMNS)
+            answer = times(k, before, at_columns, CHUNK, COLUMNS) * tl.exp(since)[:, None]
+            wanted = (v - answer) * beta[:, None]
+            change = times(solved, wanted.to(kind), at_columns, CHUNK, COLUMNS)
+            output = times(q, before, at_columns, CHUNK, COLUMNS) * (tl.exp(since) * scale)[:, None]
+            output += times(inner, change.to(kind), at_columns, CHUNK, COLUMNS)
+        else:
+            answer = tl.dot(k, before, input_precision=precision) * tl.exp(since)[:, None]
+            wanted = (v - answer) * beta[:, None]
+            change = tl.dot(solved, wanted.to(kind), input_precision=precision)
+            output = tl.dot(q, before, input_precision=precision) * (tl.exp(since) * scale)[:, None]
+            output = tl.dot(inner, change.to(kind), output, input_precision=precision)
         tl.store(
             out + (at * HEADS + head) * VALUE + column[None, :], output.to(kind), mask=live[:, None] & beside
         )
         lasting = (change * tl.exp(tl.minimum(whole - since, 0.0))[:, None]).to(kind)
         if LANDS:
             lasting = tl.where((token < sure)[:, None], lasting, 0.0).to(kind)
-        s = s * tl.exp(whole) + tl.dot(tl.trans(k), lasting, input_precision=precision)
+        if LOOPS:
+            s = s * tl.exp(whole) + times(tl.trans(k), lasting, at_columns, WIDE_KEY, COLUMNS)
+        else:
+            s = s * tl.exp(whole) + tl.dot(tl.trans(k), lasting, input_precision=precision)
     tl.store(place, s, mask=(dim < KEY)[:, None] & beside)
 
 
@@ -283,12 +335,14 @@ def gate(
     tl.store(place, y.to(kind), mask=inside)
 
 
-def scan_tile(card: tuple[int, int], dtype: torch.dtype) -> tuple[int, int, int]:
-    """Columns of S that a program scans, warps, stages (measured on an H200).
+def scan_tile(card: tuple[int, int], dtype: torch.dtype, *, loops: bool) -> tuple[int, int, int]:
+    """Columns of S that a program scans, warps, stages (measured on an H200, but for `loops`).
 
     On Hopper four warps multiply together. With one stage Triton 3.6 makes of that what gives wrong numbers,
     or reads where nothing is; two warps, which multiply apart, are right everywhere, and slower.
     """
+    if loops:
+        return 16, 8, 1
     return (64, 4, 2) if card == HOPPER and dtype.itemsize == 2 else (16, 2, 1)
 
 
@@ -337,15 +391,16 @@ def attend(
     inverse = torch.empty(tokens, heads, CHUNK, dtype=projected.dtype, device=projected.device)
     found = torch.empty_like(inverse)
     paces = torch.empty(2, heads, tokens, dtype=torch.float32, device=projected.device)
-    columns, warps, stages = scan_tile(capability(out.device), projected.dtype)
+    loops = in_loops(out.device, projected.dtype)
+    columns, warps, stages = scan_tile(capability(out.device), projected.dtype, loops=loops)
     columns = min(columns, wide(value))
     solve[(tokens // CHUNK + sequences, heads)](
         mixed, *decay, starts, inverse, found, paces, sequences, scale, **sizes, RATES=apart, CHUNK=CHUNK,
-        MAX=most_sequences(sequences), num_warps=4,
+        MAX=most_sequences(sequences), LOOPS=loops, num_warps=8 if loops else 4,
     )  # fmt: skip
     scan[(triton.cdiv(value, columns), heads, sequences)](
         mixed, inverse, found, paces, states, *where, *(landing or (lengths, lengths, 0)), out, sequences,
-        scale, LANDS=landing is not None, **sizes, COLUMNS=columns, CHUNK=CHUNK, num_warps=warps,
+        scale, LANDS=landing is not None, **sizes, COLUMNS=columns, CHUNK=CHUNK, LOOPS=loops, num_warps=warps,
         num_stages=stages,
     )  # fmt: skip
     gate[(triton.cdiv(tokens * heads, GATED),)](

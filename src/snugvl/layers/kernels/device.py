@@ -23,6 +23,7 @@ class Hardware:
 
 TENSOR_CORES = (8, 0)  # on which Triton multiplies: Ampere and later
 NATIVE_FP8 = (8, 9)  # Ada and later
+HOPPER = (9, 0)
 _INTERPRETED = Hardware((0, 0), 4)  # of the interpreter: nothing special
 _described: list[Hardware] = []
 
@@ -63,3 +64,12 @@ def tensor_cores(device: torch.device) -> bool:
 def native_fp8(device: torch.device) -> bool:
     """Whether the hardware converts float8 (Ada and later)."""
     return capability(device) >= NATIVE_FP8
+
+
+def in_loops(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether Triton multiplies in loops, with operands whole in registers, and tiles have to be small.
+
+    So it does before Ampere, and everywhere in float32; Hopper keeps the tiles that were measured there.
+    """
+    card = capability(device)
+    return card not in (_INTERPRETED.capability, HOPPER) and (card < TENSOR_CORES or dtype.itemsize == 4)

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from snugvl.layers.ggml import GgmlType, TypedRows
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
-from snugvl.layers.kernels.device import TENSOR_CORES, capability
+from snugvl.layers.kernels.device import TENSOR_CORES, capability, in_loops
 from snugvl.layers.kernels.products.epilogue import Epilogue, add_residual, swiglu
 from snugvl.layers.kernels.products.ggml_blocks import (
     IQ4_NL,
@@ -51,6 +51,7 @@ KINDS: Final = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.fl
 FEW: Final = 64  # rows of input that have a kernel
 LEAST: Final = 16  # rows of weights of a program, for one row of input
 DEEP: Final = 128  # columns of a tile
+SHALLOW: Final = 32  # the same, multiplied in loops over registers
 
 
 @triton.jit
@@ -190,10 +191,12 @@ def _few(
         return
     assert residual is None or residual.stride(0) == into.stride(0)
     rows = 16 if outputs < 4096 else 32
+    loops = tokens > 1 and in_loops(x.device, x.dtype)
+    deep = SHALLOW if loops else DEEP
     few_rows[(-(-outputs // rows),)](
         x, w, bias_, residual_, into, tokens, part.rows, outputs, into.stride(0), K=columns, TYPE=kind,
-        BM=1 if tokens == 1 else max(16, triton.next_power_of_2(tokens)), BN=rows, BK=DEEP, **has,
-        KIND=KINDS[x.dtype], EVEN=columns % DEEP == 0 and outputs % rows == 0, num_warps=4,
+        BM=1 if tokens == 1 else max(16, triton.next_power_of_2(tokens)), BN=rows, BK=deep, **has,
+        KIND=KINDS[x.dtype], EVEN=columns % deep == 0 and outputs % rows == 0, num_warps=8 if loops else 4,
         num_stages=3 if x.element_size() == 2 else 1, **pdl(x.device),
     )  # fmt: skip
 
