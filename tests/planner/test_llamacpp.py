@@ -270,7 +270,7 @@ def test_layers_leave_beside_the_cache_that_was_asked_for(load: Load) -> None:
 
 def test_layers_leave_before_the_tower(load: Load) -> None:
     base = Settings("llamacpp", max_pixels=1024 * SIDE**2)
-    kinds = RULES.offload_ways(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), base)
+    kinds = list(RULES.offload_ways(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), base))
     ways = [way for ways in kinds for way in ways]
     assert [(way.offloaded, way.vision) for way in ways[:2]] == [(0, "gpu"), (1, "gpu")]
     assert (ways[-1].offloaded, ways[-1].vision) == (36, "cpu")

@@ -189,14 +189,14 @@ class Fitter:
         found = (ways[bisect_left(ways, True, key=self.fits)] for ways in kinds if self.fits(ways[-1]))
         return next(found, None)
 
-    def _offloads(self, goal: Goal) -> list[list[Settings]]:
+    def _offloads(self, goal: Goal) -> Iterable[list[Settings]]:
         """Settings with less and less on the GPU, by kind (`EngineRules.offload_ways`)."""
         kv: KVFormat = next(iter(self.kv_formats), "bf16")
         return self.rules.offload_ways(self.option.model, self.base(goal, kv, Spread()))
 
     def why_not_offloaded(self) -> str:
         """The clause that says how much is missing even with layers in host memory."""
-        ways = self._offloads(self.goals[0])
+        ways = list(self._offloads(self.goals[0]))
         if (least := self._first_that_fits(ways)) is None:
             total = format_size(self.footprint(ways[-1][-1]).total_bytes)
             usable = format_size(self.budgets[0].usable_bytes)

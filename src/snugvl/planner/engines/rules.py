@@ -5,7 +5,7 @@ is the default here: PyTorch on a GPU that CUDA reaches, one GPU, no options tha
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -139,8 +139,8 @@ class EngineRules(ABC):
         """Settings that differ in speed alone, fastest first."""
         yield base
 
-    def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
-        """Ways with less and less on the GPU, by kind, the least costly kind first."""
+    def offload_ways(self, model: Inventory, base: Settings) -> Iterable[list[Settings]]:
+        """Ways with less and less on the GPU, by kind, the least costly first, which mostly does."""
         return []
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:

@@ -109,7 +109,7 @@ class LlamacppRules(EngineRules):
         for chunk in CHUNKS:
             yield replace(base, chunk=chunk)
 
-    def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
+    def offload_ways(self, model: Inventory, base: Settings) -> Iterator[list[Settings]]:
         """Ways with less and less on the GPU: first experts, then layers, at last the tower as well.
 
         A token reads few experts of a mixture, so a processor is quick at them. A tower without a GPU takes
@@ -120,14 +120,11 @@ class LlamacppRules(EngineRules):
         experts = layers if model.mixed else 0
         towers: tuple[Placement, ...] = ("gpu", "cpu") if base.images else (base.vision,)
         chunks = STEPS_BESIDE if experts else (base.chunk,)
-        kinds = [
-            [replace(base, host_experts=number, chunk=chunk) for number in range(experts + 1)]
-            for chunk in chunks
-        ]
+        for chunk in chunks:
+            yield [replace(base, host_experts=number, chunk=chunk) for number in range(experts + 1)]
         for tower in towers:
             of_tower = replace(base, host_experts=experts, vision=tower)
-            kinds.append([replace(of_tower, offloaded=number) for number in range(1, layers + 1)])
-        return kinds
+            yield [replace(of_tower, offloaded=number) for number in range(1, layers + 1)]
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:
         """Host memory that llama-server takes beside a GPU, in bytes."""
