@@ -109,7 +109,10 @@ def quicken() -> None:
                         numbers.clear()
                     numbers[key] = right
                 return lhs, numbers[key]
-        return common(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+        made: tuple[Any, Any] = common(
+            self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+        )
+        return made
 
     # Of two of these nothing else comes, whatever is computed.
     COMMON = {each.name for each in (tl.int1, tl.int32, tl.int64, tl.float32)}

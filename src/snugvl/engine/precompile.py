@@ -211,9 +211,8 @@ def rehearse(
     for grid in GRIDS if network.tower is not None else ():
         _encode(network, grid)
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
-    lengths: tuple[int, ...]
-    for lengths in ((min(SHORT, prompts[-1]),), (1,)):  # a question, and its answer
-        step(lengths)
+    for tokens in (min(SHORT, prompts[-1]), 1):  # a question, and its answer
+        step((tokens,))
     first()
     for lengths in (*((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
         step(lengths)
