@@ -12,6 +12,7 @@ its media type or ending says.
 """
 
 import asyncio
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,7 +126,7 @@ class _File:
     field: str
     pixels: int
     is_video: bool = False
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclass(slots=True)
