@@ -126,7 +126,7 @@ class _File:
     field: str
     pixels: int
     is_video: bool = False
-    notes: list[str] = dataclasses.field(default_factory=list)  # `field` is another thing here
+    notes: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclass(slots=True)
