@@ -129,8 +129,8 @@ def test_layers_in_host_memory_have_a_price_and_an_alternative(capsys: pytest.Ca
     words = ["plan", "Qwen/Qwen3-VL-8B-Instruct", *CARD, "--ram", "32GiB", "--backend", "transformers"]
     assert run(words) == 0
     out = capsys.readouterr().out
-    assert "tokens/s, because" in out
-    assert f"{BEST} in int8 (embedding, lm_head and vision tower too) fits whole and runs at up to" in out
+    assert re.search(r"about [\d.]+ tokens/s \([\d.]+ to [\d.]+\), because", out)
+    assert f"{BEST} in int8 (embedding, lm_head and vision tower too) fits whole and runs at about" in out
     assert run([*words[:-4], "--ram", "6GiB", *words[-2:]]) == 5
     assert "may be used" in capsys.readouterr().out
 
