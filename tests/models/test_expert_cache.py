@@ -288,14 +288,13 @@ def test_an_empty_slot_is_taken_first_and_those_that_a_step_needs_stay() -> None
 
 
 def test_an_expert_that_is_wanted_less_than_those_in_slots_takes_none() -> None:
-    """Of a prompt of which one token in ten chose it; it is brought all the same."""
+    """Of a prompt of which nine tokens in ten or one chose it; it is brought all the same."""
     right, ours, layer = layer_of(2, LateCopies())
-    for _ in range(4):
-        list(layer.rounds(drawn([0, 1])))
+    list(layer.rounds(drawn([0, 1])))
     ids = drawn(*[[2, 3]] * 9, [4, 5])
     assert torch.equal(through(ours, ids), through(right, ids))
     assert layer.held == (0, 1)
-    assert (layer.hits, layer.misses) == (6, 6)
+    assert (layer.hits, layer.misses) == (0, 6)
 
 
 def test_a_router_that_is_broken_asks_for_nothing_that_isnt_there() -> None:
