@@ -32,7 +32,6 @@ from typing import Any, Final
 from snugvl.core.folders import cache_folder, write_whole
 from snugvl.core.sizes import MIB, format_size
 from snugvl.errors import EngineError
-from snugvl.hardware.gpus import find
 from snugvl.hardware.machine import Gpu
 from snugvl.hardware.software import torch_build
 from snugvl.version import __version__
@@ -216,10 +215,7 @@ def estimate(gpu: Gpu) -> int:
 
     For other makers' GPUs it is a guess: torch's libraries aren't there, so it is less.
     """
-    if gpu.api != "cuda":
-        return OTHER_CONTEXT_BYTES
-    model = find(gpu.name, gpu.total_bytes)
-    return estimate_of(gpu.compute_capability, (model and model.multiprocessors) or 0)
+    return estimate_of(gpu.compute_capability) if gpu.api == "cuda" else OTHER_CONTEXT_BYTES
 
 
 def estimate_of(compute_capability: tuple[int, int] | None, multiprocessors: int = 0) -> int:

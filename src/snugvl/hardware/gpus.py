@@ -72,7 +72,6 @@ class GpuModel:
             of another maker. "host memory": it has none of its own, and `total_bytes` is 0.
         bandwidth: bytes per second, vendor's datasheet.
         bf16_flops: dense bf16 (fp16 before Ampere) operations per second, or None where no source is sure.
-        multiprocessors: number of them, or None where the table has no cores.
     """
 
     name: str
@@ -82,7 +81,6 @@ class GpuModel:
     bandwidth: float
     compute_capability: tuple[int, int] | None
     bf16_flops: float | None
-    multiprocessors: int | None = None
 
     @property
     def api(self) -> Api:
@@ -181,8 +179,6 @@ def _short(name: str) -> str:
 
 def _model(row: dict[str, str]) -> GpuModel:
     capability = tuple(map(int, row["cc"].split("."))) if row["cc"] else None
-    per_unit = _CORES_PER_SM.get(capability[0]) if capability else None
-    units = int(row["cores"]) // per_unit if row["cores"] and per_unit else None
     source: Any = row["mib_source"]
     return GpuModel(
         name=row["name"],
@@ -191,15 +187,14 @@ def _model(row: dict[str, str]) -> GpuModel:
         memory_source=source,
         bandwidth=float(row["gb_per_s"]) * 1e9,
         compute_capability=capability,  # type: ignore[arg-type]
-        bf16_flops=_flops(row, units),
-        multiprocessors=units,
+        bf16_flops=_flops(row, capability),
     )
 
 
-def _flops(row: dict[str, str], units: int | None) -> float | None:
+def _flops(row: dict[str, str], capability: tuple[int, ...] | None) -> float | None:
     if row["tflops"]:
         return float(row["tflops"]) * 1e12
-    if not row["boost_mhz"] or units is None:
+    if not (row["cores"] and row["boost_mhz"]) or capability is None or capability[0] not in _CORES_PER_SM:
         return None
     per_clock = _PLAIN_OPS if "GTX" in row["name"] else _TENSOR_OPS
-    return units * int(row["boost_mhz"]) * 1e6 * per_clock
+    return int(row["cores"]) / _CORES_PER_SM[capability[0]] * int(row["boost_mhz"]) * 1e6 * per_clock
