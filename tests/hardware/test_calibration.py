@@ -205,15 +205,6 @@ def test_estimates_lie_in_the_published_range() -> None:
         assert low <= calibration.estimate(replace(GPU, compute_capability=capability)) <= high
 
 
-def test_a_large_card_has_a_larger_context() -> None:
-    """Of a described card, too: the table knows how many multiprocessors it has."""
-    described = {
-        name: replace(GPU, name=name, compute_capability=(12, 0)) for name in ("RTX 5060", "RTX 5090")
-    }
-    estimates = [calibration.estimate(gpu) >> 20 for gpu in described.values()]
-    assert estimates == [450, 492]
-
-
 def test_the_file_is_in_the_users_cache(tmp_path: Path) -> None:
     assert calibration_file({"XDG_CACHE_HOME": str(tmp_path)}).parent == tmp_path / "snugvl"
 

@@ -37,7 +37,6 @@ from snugvl.core.folders import cache_folder, write_whole
 from snugvl.core.kernel_checks import KernelCheck, checks_file
 from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.errors import EngineError
-from snugvl.hardware.gpus import find
 from snugvl.hardware.machine import Gpu
 from snugvl.hardware.software import torch_build
 from snugvl.version import __version__
@@ -227,10 +226,7 @@ def estimate(gpu: Gpu) -> int:
 
     For other makers' GPUs it is a guess: torch's libraries aren't there, so it is less.
     """
-    if gpu.api != "cuda":
-        return OTHER_CONTEXT_BYTES
-    model = find(gpu.name, gpu.total_bytes)
-    return estimate_of(gpu.compute_capability, (model and model.multiprocessors) or 0)
+    return estimate_of(gpu.compute_capability) if gpu.api == "cuda" else OTHER_CONTEXT_BYTES
 
 
 def estimate_of(compute_capability: tuple[int, int] | None, multiprocessors: int = 0) -> int:

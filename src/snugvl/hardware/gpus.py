@@ -73,7 +73,6 @@ class GpuModel:
             of another maker. "host memory": it has none of its own, and `total_bytes` is 0.
         bandwidth: bytes per second, vendor's datasheet.
         bf16_flops: dense bf16 (fp16 before Ampere) operations per second, or None where no source is sure.
-        multiprocessors: number of them, or None where the table has no cores.
         cycles_per_s: clock cycles of all multiprocessors together, at the datasheet's boost clock, or None.
     """
 
@@ -84,7 +83,6 @@ class GpuModel:
     bandwidth: float
     compute_capability: tuple[int, int] | None
     bf16_flops: float | None
-    multiprocessors: int | None
     cycles_per_s: float | None
 
     @property
@@ -195,7 +193,6 @@ def _model(row: dict[str, str]) -> GpuModel:
         bandwidth=float(row["gb_per_s"]) * 1e9,
         compute_capability=capability,
         bf16_flops=float(row["tflops"]) * 1e12 if row["tflops"] else _flops(row["name"], cycles, capability),
-        multiprocessors=units,
         cycles_per_s=cycles,
     )
 
