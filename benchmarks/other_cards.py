@@ -276,7 +276,7 @@ def source_of(kernel: Any) -> str:
             read(key, value, function)
 
     def read(key: str, value: Any, function: Any) -> None:
-        value = getattr(value, "kernel", value)
+        value = value.kernel if isinstance(value, LaunchedKernel) else value
         if isinstance(value, ModuleType):
             for inner in function.__code__.co_names:
                 if hasattr(value, inner) and value.__name__.startswith("snugvl."):
