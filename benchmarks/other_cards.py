@@ -48,6 +48,7 @@ import torch
 import triton
 from triton.runtime import driver
 
+import machine
 import snugvl.layers.kernels
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig
 from snugvl.checkpoint.catalogue import entries
@@ -167,9 +168,9 @@ def network_of(name: str, hardware: Hardware) -> LoadableNetwork:
     """One of the networks, without memory, in the type that the card computes in."""
     model, storage = NETWORKS.get(name, ((GGUFS | WIDE).get(name, ""), INT4))
     config = published(model)
-    text = config.text
+    text, kinds = config.text, config.text.kinds
     count = len(LAYOUTS) if name in GGUFS else max(text.kinds.index(kind) for kind in text.kinds) + 1
-    kinds = ("full",) * count if name in GGUFS else text.kinds[:count]
+    kinds = tuple("full" for _ in range(count)) if name in GGUFS else kinds[:count]
     network = without_memory(replace(config, text=replace(text, num_layers=count, kinds=kinds)))
     dtype = torch.bfloat16 if hardware.capability >= TENSOR_CORES else torch.float16
     network.to(torch.float32 if name in WIDE else dtype)
@@ -225,8 +226,8 @@ def work_of(launch: KernelLaunch) -> Work:
 
 def form_of(launch: KernelLaunch) -> str:
     """What makes variants of a kernel different code, in words, but for sizes."""
-    given = {name: getattr(value, "value", value) for name, value in launch.constants.items()}
-    words = []
+    given: dict[str, Any] = {name: getattr(value, "value", value) for name, value in launch.constants.items()}
+    words: list[str] = []
     if "TYPE" in given:
         words.append(GGML[given["TYPE"]])
     elif "FORMAT" in given:
@@ -540,7 +541,7 @@ def main() -> None:
     if arguments.check is not None:
         pairs = [tuple(pair.split(":")) for pair in arguments.check]
         pairs = pairs or [(card, name) for card in arguments.cards for name in names_on(CARDS[card])]
-        lacking = dict.fromkeys(stale(table.values, pairs))  # type: ignore[arg-type]
+        lacking = dict.fromkeys(stale(table.values, pairs))
         if told(table.values) != table.path.with_suffix(".txt").read_text(encoding="utf-8"):
             lacking["the table for people is not this one's: --print"] = None
         sys.exit("\n".join(lacking) or 0)
