@@ -7,9 +7,9 @@ engine, one component of the footprint, and one subject (a model and settings; "
 
 A file that can't be read counts as empty, with a note; it is replaced by the next measurement.
 
-The memory of a CUDA context with torch's libraries is measured by every engine of ours that starts, and by
-checks of kernels (`core/kernel_checks.py`), whose figure counts where it is larger than what is assumed or
-was measured otherwise: no plan is looser than what was measured. And once in a throw-away process:
+The memory of a CUDA context with torch's libraries is measured by every engine of ours that starts. Until one
+has, a check of kernels (`core/kernel_checks.py`) counts where it took more than is assumed. And it is
+measured once in a throw-away process:
 
     context = NVML free before − NVML free while the process holds nothing of its own after one cuBLAS product
 
@@ -254,17 +254,18 @@ def _recall(gpu: Gpu, component: str, environ: Mapping[str, str]) -> Measurement
 def with_measured(gpu: Gpu, environ: Mapping[str, str] = os.environ) -> Gpu:
     """The GPU with what was measured of its context here, by engines and by checks of kernels.
 
-    The larger of both counts, and a check's figure only beyond what is assumed: it runs kernels, no engine.
+    An engine's figure counts, as it is what engines take. Until there is one a check's counts where it is
+    more than what is assumed: its process runs each kernel beside plain torch.
     """
     found = _recall(gpu, COMPONENT, environ)
     known, basis = (found.measured_bytes, f"measured on this card{_day(found.when)}") if found else (None, "")
     checks = [(checked_bytes(gpu, each), each.when) for each in _checks(gpu, environ)]
     nbytes, when = max((each for each in checks if each[0] <= MOST_CONTEXT_BYTES), default=(0, ""))
-    if nbytes:
+    if nbytes and known is None:
         check = f"a check of kernels{_day(when)}"
-        if nbytes > (estimate(gpu) if known is None else known):
+        if nbytes > estimate(gpu):
             known, basis = nbytes, f"measured on this card by {check}"
-        elif known is None:
+        else:
             basis = f"documented default; {check} saw no more"
     told = _recall(gpu, TOTAL, environ)
     total = told.measured_bytes if told else gpu.cuda_total_bytes
