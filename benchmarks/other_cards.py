@@ -127,7 +127,7 @@ GGML = {kind.value: name for name, kind in TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a variant takes. `error`: why it can't be compiled, or "".
+    """Usage of a card by a variant. `error`: why it can't be compiled, or "".
 
     `spills`: instructions that write to the stack or read it.
     """
@@ -168,9 +168,11 @@ def network_of(name: str, hardware: Hardware) -> LoadableNetwork:
     """One of the networks, without memory, in the type that the card computes in."""
     model, storage = NETWORKS.get(name, ((GGUFS | WIDE).get(name, ""), INT4))
     config = published(model)
-    text, kinds = config.text, config.text.kinds
+    text = config.text
     count = len(LAYOUTS) if name in GGUFS else max(text.kinds.index(kind) for kind in text.kinds) + 1
-    kinds = tuple("full" for _ in range(count)) if name in GGUFS else kinds[:count]
+    kinds = text.kinds[:count]
+    if name in GGUFS:
+        kinds = tuple("full" for _ in LAYOUTS)
     network = without_memory(replace(config, text=replace(text, num_layers=count, kinds=kinds)))
     dtype = torch.bfloat16 if hardware.capability >= TENSOR_CORES else torch.float16
     network.to(torch.float32 if name in WIDE else dtype)
@@ -225,7 +227,7 @@ def work_of(launch: KernelLaunch) -> Work:
 
 
 def form_of(launch: KernelLaunch) -> str:
-    """What makes variants of a kernel different code, in words, but for sizes."""
+    """Words for all that makes variants of a kernel different code, but for sizes."""
     given: dict[str, Any] = {name: getattr(value, "value", value) for name, value in launch.constants.items()}
     words: list[str] = []
     if "TYPE" in given:
@@ -300,7 +302,7 @@ def source(module: str, kernel: str) -> str:
 
 
 def taken(launch: KernelLaunch) -> Usage:
-    """What a kernel that has been compiled takes, by its binary."""
+    """Usage of a kernel that has been compiled, by its binary."""
     binary = compiled(launch)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
@@ -339,7 +341,7 @@ class Table:
         self.values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
     def of(self, version: str, card: str) -> dict[str, Any]:
-        """What is known of a card by a Triton."""
+        """Rows of a card by a Triton, by kernel."""
         made: dict[str, Any] = self.values.setdefault(version, {}).setdefault(card, {})
         return made
 
@@ -539,7 +541,7 @@ def main() -> None:
     arguments = parser.parse_args()
     table, began = Table(arguments.out), time.perf_counter()
     if arguments.check is not None:
-        pairs = [tuple(pair.split(":")) for pair in arguments.check]
+        pairs = [(pair.partition(":")[0], pair.partition(":")[2]) for pair in arguments.check]
         pairs = pairs or [(card, name) for card in arguments.cards for name in names_on(CARDS[card])]
         lacking = dict.fromkeys(stale(table.values, pairs))
         if told(table.values) != table.path.with_suffix(".txt").read_text(encoding="utf-8"):
