@@ -93,7 +93,8 @@ def quicken() -> None:
         self: Any, lhs: Any, rhs: Any, allow_lhs_ptr: bool = False, allow_rhs_ptr: bool = False,
         arithmetic_check: bool = True, div_or_mod: bool = False,
     ) -> tuple[Any, Any]:  # fmt: skip
-        if type(lhs) is tl.tensor and lhs.dtype.name in COMMON:
+        interpreted = isinstance(self.builder, interpreter.InterpreterBuilder)  # else it is compiled
+        if interpreted and type(lhs) is tl.tensor and lhs.dtype.name in COMMON:
             if type(rhs) is tl.tensor:
                 if lhs.dtype is rhs.dtype and lhs.shape is rhs.shape:
                     return lhs, rhs

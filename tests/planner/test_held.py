@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import random_plans
 from snugvl.checkpoint.catalogue import alike, catalogue_facts
 from snugvl.checkpoint.gguf_files import gguf_files, ggufs_here, llamacpp_models
 from snugvl.checkpoint.read import facts_of
@@ -19,6 +18,7 @@ from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
 from snugvl.planner.wishes import Wishes
 from tests.checkpoint.gguf_samples import model, tower
+from tests.planner import random_plans
 
 MIXTURE, SMALL = "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.5-2B"
 

@@ -47,10 +47,11 @@ def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: 
 
 
 def settings_of(subject: str) -> Settings:
-    """Settings as `subject_of` wrote them."""
+    """Settings as `subject_of` wrote them, before there were slots of experts."""
+    names = [name for name in Settings.__slots__ if name != "expert_slots"]
     values = {
         name: None if text == "None" else text == "True" if text in ("True", "False") else text
-        for name, text in zip(Settings.__slots__, subject.split(" ")[1:], strict=True)
+        for name, text in zip(names, subject.split(" ")[1:], strict=True)
     }
     return Settings(**{n: int(v) if isinstance(v, str) and v.isdigit() else v for n, v in values.items()})  # type: ignore[arg-type]
 

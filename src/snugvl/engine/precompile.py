@@ -69,7 +69,7 @@ def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
         config,
         {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors},
         {name: (linear.format, linear.group, linear.parts) for name, linear in linears},
-        any(experts.places is not None for experts in experts_of(network.decoder)),
+        any(experts.places is not None for experts in experts_of(network)),
     )
 
 

@@ -195,7 +195,7 @@ URLS = (
         RequestError,
         "the URL has 10,019 characters, the limit is 8,192",
     ),
-    Case("empty", "", RequestError, "{schemes}"),
+    Case("empty", "", RequestError, "the URL is empty; send a data URL, or an address of the web"),
     Case("path", "/etc/passwd", RequestError, "{schemes}"),
     Case("bare-base64", "iVBORw0KGgo=", RequestError, "{schemes}"),
     Case("ftp", "ftp://example.com/a.png", RequestError, "{schemes}"),

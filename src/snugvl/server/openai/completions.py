@@ -186,9 +186,14 @@ async def _echo_texts(
     """The text that each prompt's choices start with (`echo`)."""
     if not body.echo:
         return ("",) * len(prompts)
-    texts = [
-        prompt if isinstance(prompt, str) else await context.service.detokenize(prompt) for prompt in prompts
-    ]
+    try:
+        texts = [
+            prompt if isinstance(prompt, str) else await context.service.detokenize(prompt)
+            for prompt in prompts
+        ]
+    except RequestError as error:
+        error.field = "prompt"
+        raise
     return tuple(texts)
 
 
