@@ -16,6 +16,7 @@ import pillow_heif
 from PIL import Image
 
 from snugvl.inputs import image as _image  # noqa: F401 - pi_heif is what reads HEIC
+from tests.server.media.films import codec_options
 
 # pillow_heif makes Pillow write HEIC; what reads it stays what users have.
 _READER = Image.OPEN["HEIF"]
@@ -100,9 +101,8 @@ def branded(brand: bytes) -> bytes:
 @cache
 def film(container: str = "mp4", codec: str = "libx264", frames: int = 8) -> bytes:
     file = BytesIO()
-    quiet = {"x265-params": "log-level=none"} if codec == "libx265" else {}
     with av.open(file, "w", format=container) as output:
-        stream = output.add_stream(codec, rate=4, options={"crf": "20", **quiet})
+        stream = output.add_stream(codec, rate=4, options={"crf": "20", **codec_options(codec)})
         stream.width, stream.height = SIZE
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = Fraction(1, 4)

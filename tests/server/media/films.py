@@ -20,7 +20,7 @@ def film(
     """Frame i is grey, level 4·i modulo 240."""
     file = BytesIO()
     with av.open(file, "w", format=container) as output:
-        stream = output.add_stream(codec, rate=fps)
+        stream = output.add_stream(codec, rate=fps, options=codec_options(codec))
         stream.width, stream.height = size
         stream.pix_fmt = pixels
         stream.codec_context.gop_size = key_every
@@ -32,6 +32,11 @@ def film(
             output.mux(stream.encode(av.VideoFrame.from_ndarray(pixel)))
         output.mux(stream.encode())
     return file.getvalue()
+
+
+def codec_options(codec: str) -> dict[str, str]:
+    """Options of an encoder: x265 is quiet, and has one thread (with its own it once ended the process)."""
+    return {"x265-params": "log-level=none:pools=none:frame-threads=1"} if codec == "libx265" else {}
 
 
 def sound() -> bytes:
