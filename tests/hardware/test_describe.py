@@ -134,6 +134,24 @@ def test_a_recording_is_the_machine(machine: Machine, tmp_path_factory: pytest.T
     assert replay(path) == dataclasses.replace(machine, source="recorded")
 
 
+def test_a_clock_that_a_recording_lacks_is_the_tables(
+    tmp_path: Path,
+) -> None:
+    """Older recordings lack it; a machine whose card had none then is recorded as it was."""
+    card = Gpu(0, "NVIDIA GeForce RTX 3060", 12 << 30, 12 << 30)
+    machine = Machine(
+        os="linux", gpus=(card,), ram_total_bytes=2, ram_free_bytes=1, cpu_cores=1, disk_free_bytes=1
+    )
+    value = json.loads(record(machine))
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(value), encoding="utf-8")
+    assert replay(path).gpus == (card,)
+    del value["machine"]["gpus"][0]["cycles_per_s"]
+    path.write_text(json.dumps(value), encoding="utf-8")
+    (filled,) = replay(path).gpus
+    assert filled.cycles_per_s == pytest.approx(28 * 1.777e9)
+
+
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_the_recordings_replay(path: Path) -> None:
     machine = replay(path)

@@ -171,8 +171,6 @@ def replay(path: Path) -> Machine:
     Raises:
         InputError: no such file, no recording, of another schema, or with a field that can't be.
     """
-    from snugvl.hardware import gpus  # which describes cards in this module's nouns
-
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -197,12 +195,17 @@ def replay(path: Path) -> Machine:
         _check(machine)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
-    known = [(gpu, gpus.find(gpu.name, gpu.total_bytes)) for gpu in machine.gpus]
-    filled = tuple(  # recordings of before 0.3 don't have it
-        dataclasses.replace(gpu, cycles_per_s=gpu.cycles_per_s or (model.cycles_per_s if model else None))
-        for gpu, model in known
-    )
+    told = zip(machine.gpus, value["machine"].get("gpus", ()), strict=True)
+    filled = tuple(gpu if "cycles_per_s" in each else _with_clock(gpu) for gpu, each in told)
     return dataclasses.replace(machine, source="recorded", gpus=filled)
+
+
+def _with_clock(gpu: Gpu) -> Gpu:
+    """A card with its clock, from the table of known ones: recordings of before 0.3 don't have it."""
+    from snugvl.hardware import gpus  # which describes cards in this module's nouns
+
+    model = gpus.find(gpu.name, gpu.total_bytes)
+    return dataclasses.replace(gpu, cycles_per_s=model.cycles_per_s if model else None)
 
 
 def read_value(kind: Any, value: Any, where: str) -> Any:
