@@ -22,6 +22,7 @@ from snugvl.models import expert_cache, loader
 from snugvl.models.allocation import segment_bytes
 from snugvl.models.host_memory import unit_bytes
 from snugvl.planner.engines.native.step_graphs import POOL
+from snugvl.planner.engines.rules import rules_of
 from snugvl.planner.footprint import weights as planned
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import (
@@ -36,7 +37,7 @@ from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, require, solve
-from snugvl.planner.speed import hit_rate
+from snugvl.planner.speed import ASSUMED_LINK, EAGER_S, hit_rate, roofline
 from snugvl.planner.wishes import Wishes
 from tests import mixtures, prequantized
 from tests.backends.native.test_allocation import gpu, made
@@ -176,6 +177,25 @@ def test_hits_are_those_published() -> None:
     assert quick.speed.crossing_bytes < slow.speed.crossing_bytes
     rates = [each.speed.decode_tokens_per_s or 0 for each in (slow, quick)]
     assert rates[0] < rates[1]
+
+
+@pytest.mark.parametrize("slots", [8, 128])
+def test_the_host_starts_each_layer_once_a_token(slots: int) -> None:
+    """Beside what the GPU reads, which takes as long with all experts there, and what crosses."""
+    found = choice(weights="int4")
+    settings, budget = replace(found.settings, expert_slots=slots), found.budget
+    model = found.option.model
+    graphs = roofline(model, replace(settings, expert_slots=None, eager=False), budget)
+    eager = roofline(model, settings, budget)
+    assert graphs.decode_tokens_per_s
+    assert eager.decode_tokens_per_s
+    assert budget.gpu is not None
+    crossing = eager.crossing_bytes / (budget.gpu.link_bandwidth or ASSUMED_LINK)
+    layers = model.facts.text.num_layers
+    more = 1 / eager.decode_tokens_per_s - 1 / graphs.decode_tokens_per_s - crossing
+    paced = rules_of("native").pace.mixed_layer_s
+    assert more == pytest.approx(layers * (EAGER_S - paced), rel=1e-6)
+    assert paced < EAGER_S
 
 
 @pytest.mark.parametrize(

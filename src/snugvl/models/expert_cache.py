@@ -246,8 +246,8 @@ class LayerSlots:
         self._table = tables[-1]
 
     def _batches(self, missing: Numbers, present: Numbers) -> list[_Batch]:
-        """What is brought to slots and to the room, some at a time; slots are empty from now on that are
-        written to."""
+        """Experts to bring to slots and to the room, some at a time; slots that are written to are empty from
+        now on."""
         held, scores = self._held, self._scores
         best = missing[(-scores[missing]).argsort(kind="stable")]
         worth = scores[held]  # of an empty slot that of another expert, for the moment

@@ -90,7 +90,7 @@ SLOWEST_DDR, QUICKEST_DDR = "DDR4-2133", "DDR5-6000"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a decode step of an engine costs on a GPU beside its bytes.
+    """Costs of an engine's decode step on a GPU beside its bytes.
 
     Attributes:
         layer_s: seconds of a layer beside its products: attention, norms, launches.
@@ -199,7 +199,8 @@ def hit_rate(share: float) -> float:
 
 
 def _experts_crossing_s(model: Inventory, settings: Settings, budget: Budget) -> tuple[int, float, float]:
-    """Bytes of experts in host memory that cross for a token, their seconds, and those of a prompt."""
+    """Bytes of experts in host memory that cross for a token, the seconds of that, and those of a prompt's
+    steps beside its arithmetic."""
     mixture, gpu, slots = model.facts.text.mixture, budget.gpu, settings.expert_slots
     if mixture is None or slots is None or gpu is None:
         return 0, 0.0, 0.0
@@ -209,7 +210,7 @@ def _experts_crossing_s(model: Inventory, settings: Settings, budget: Budget) ->
     tokens = min(settings.context, settings.images * largest_image(model, settings.max_pixels).tokens)
     chunks = -(-(tokens + PROMPT_TEXT_TOKENS) // settings.chunk)
     started = model.facts.text.num_layers * EAGER_S
-    return round(crossing), crossing / rate + started, chunks * (total * (1 - share) / rate + started)
+    return round(crossing), crossing / rate, chunks * (total * (1 - share) / rate + started)
 
 
 def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
@@ -266,7 +267,8 @@ def _gpu_step_s(
     rate = gpu.bandwidth * settings.tensor_parallel
     issue = LANES * (gpu.cycles_per_s or 0.0) * settings.tensor_parallel
     layer_s = pace.mixed_layer_s if model.mixed else pace.layer_s
-    layers = text.num_layers * (max(layer_s, pace.eager_layer_s) if settings.eager else layer_s)
+    eager_s = pace.eager_layer_s if settings.expert_slots is None else EAGER_S
+    layers = text.num_layers * (max(layer_s, eager_s) if settings.eager else layer_s)
     mid, quick, slow = layers, layers / 2, layers * MORE
     for nbytes, instructions in step_reads(model, settings, crossing):
         reading = nbytes / (rate * pace.share)

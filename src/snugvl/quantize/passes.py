@@ -45,7 +45,7 @@ Parts = tuple[tuple[str, int], ...]
 """Names of the checkpoint's tensors that are a matrix' rows, and how many."""
 INNER, OUTER = "mlp.gate_up_proj", "mlp.down_proj"
 Factors = dict[str, torch.Tensor]
-"""What the weights of the norm are divided by that a matrix reads, by the matrix' name in its layer."""
+"""Divisors of the weights of the norm that a matrix reads, by the matrix' name in its layer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,8 +97,7 @@ class Moments:
 
 
 def factors_of(weight: torch.Tensor) -> torch.Tensor:
-    """What the columns of `weight` `[rows, columns]` should be multiplied with before they are rounded,
-    `[columns]`, float32."""
+    """Factors for the columns of `weight` `[rows, columns]` before they are rounded, `[columns]`, float32."""
     sizes = torch.linalg.vector_norm(weight, dim=0, dtype=torch.float32)
     even = (sizes / sizes.mean().clamp(min=1e-20)).clamp(min=SMALL)
     factors: torch.Tensor = even.pow(-POWER)
