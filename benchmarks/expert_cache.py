@@ -1,17 +1,19 @@
 """Experts in host memory on our own engine: tokens a second by how often they are found on the GPU.
 
     python benchmarks/expert_cache.py CHECKPOINT [--weights int4] [--memory 7200MiB] [--hits 0 40 60 80]
-    python benchmarks/expert_cache.py CHECKPOINT --slots 32 64 [--against 42.3] [--out FILE]
+    python benchmarks/expert_cache.py CHECKPOINT --pageable [--against 42.3] [--whole] [--out FILE]
     python benchmarks/expert_cache.py CHECKPOINT --device cpu --weights bf16 --slots 2 --tokens 8 --prompt 40
 
 CHECKPOINT may have random weights (`random_checkpoint.py`): its router's choices are replaced in steps of
 one token. Of the experts that a token uses, as many as the rate says are drawn from those that have a slot
 then, and the others from those that have none. So the slots change as they do in use, and the rate stays.
+Where the GPU gives the slots itself, it draws, too, within the CUDA graph.
 
-Without --slots there are as many as the plan has room for in --memory. Printed for each: seconds to load,
-seconds to the first token of a prompt (1,088 tokens, a picture of 1024² with its question), tokens a second
-of one answer, the rate that was met, bytes across PCI Express a token, beside the same weights all on the
-device where they fit (--whole). With --against, the rate at which another engine's tokens a second are met.
+The plan for --memory says how many slots there are, and runs; --slots takes others. With --pageable the
+memory isn't page-locked, as under WSL2, and the host chooses. Printed: seconds to load; for each rate seconds
+to the first token of a prompt (1,088 tokens: a picture of 1,024² with its question), tokens a second of one
+answer, the rate that was met, bytes across PCI Express a token; with --whole beside the same weights all on
+the device. With --against, the rate at which another engine's tokens a second are met.
 """
 
 import argparse
@@ -25,7 +27,7 @@ import numpy as np
 import torch
 
 import machine
-from snugvl.backends.native.loading import load_engine
+from snugvl.backends.native import loading
 from snugvl.core.config import EngineConfig
 from snugvl.core.options import LoadOptions
 from snugvl.core.sampling import SamplingParams
@@ -37,27 +39,50 @@ from snugvl.models.loader import Storage, load_model
 
 MIB = 1 << 20
 WARM_TOKENS = 16
+forward = Experts.forward
 
 
-class Drawn:
-    """Stands for a layer's experts: a step of one token has experts drawn by the rate."""
+class Draw:
+    """Draws the experts of steps of one token, in place of the router."""
 
-    rate: float | None = None
+    def __init__(self, device: torch.device) -> None:
+        self.rate = torch.full((1,), -1.0, device=device)  # below 0: the router's own
+        self.drawn: float | None = None
+        self._steps: dict[int, torch.Tensor] = {}
+        self._random = np.random.default_rng(0)
 
-    def __init__(self, experts: Experts, layer: LayerSlots, seed: int) -> None:
-        self._forward, self._count, self._layer = experts.forward, experts.count, layer
-        self._random = np.random.default_rng(seed)
+    def at(self, percent: int | None) -> None:
+        """Draw by this rate from now on; None: leave them as they are."""
+        self.drawn = None if percent is None else percent / 100
+        self.rate.fill_(-1.0 if percent is None else percent / 100)
 
-    def __call__(self, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        if len(ids) == 1 and Drawn.rate is not None:
-            held = np.array(self._layer.held, dtype=np.int64)
-            others = np.setdiff1d(np.arange(self._count), held)
-            used = ids.shape[1]
-            most, least = min(used, len(held)), max(used - len(others), 0)
-            hits = int(np.clip(self._random.binomial(used, Drawn.rate), least, most))
-            parts = (self._random.choice(each, n, False) for each, n in ((held, hits), (others, used - hits)))
-            ids = torch.from_numpy(np.concatenate([*parts]))[None].to(ids)
-        return self._forward(x, ids, shares)
+    def ids(self, experts: Experts, ids: torch.Tensor) -> torch.Tensor:
+        """Experts `[1, used]` for a layer's step, in place of `ids`."""
+        places = experts.places
+        if not isinstance(places, LayerSlots) or len(ids) != 1:
+            return ids
+        if places._on_device is not None and ids.numel() <= places.device_slots:
+            return self._by_gpu(experts, places._on_device.state.where, ids)
+        if self.drawn is None:
+            return ids
+        held = np.array(places.held, dtype=np.int64)
+        others, used = np.setdiff1d(np.arange(experts.count), held), ids.shape[1]
+        most, least = min(used, len(held)), max(used - len(others), 0)
+        hits = int(np.clip(self._random.binomial(used, self.drawn), least, most))
+        parts = (self._random.choice(each, n, False) for each, n in ((held, hits), (others, used - hits)))
+        return torch.from_numpy(np.concatenate([*parts]))[None].to(ids)
+
+    def _by_gpu(self, experts: Experts, where: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        from draw_experts import draw  # needs triton
+
+        number = len(self._steps)
+        step = self._steps.setdefault(id(experts), torch.full_like(where[:1], number << 20))
+        drawn = ids.clone()
+        draw[(1,)](
+            where, step, self.rate, drawn, COUNT=experts.count, WIDE=1 << (experts.count - 1).bit_length(),
+            USED=ids.shape[1], num_warps=4,
+        )  # fmt: skip
+        return drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +95,10 @@ class Measured:
     crossed_bytes: int
 
 
-def answer(engine: Engine, cache: ExpertCache | None, prompt: int, tokens: int, vocab: int) -> Measured:
+def answer(engine: Engine, cache: ExpertCache | None, prompt: int, tokens: int) -> Measured:
     """A prompt of `prompt` tokens, `WARM_TOKENS` and then `tokens` that are counted."""
-    ids = tuple(int(each) for each in np.random.default_rng(1).integers(10, vocab - 10, prompt))
+    vocab = engine.model.config.text.vocab_size
+    ids = tuple(int(each) for each in np.random.default_rng(1).integers(10, min(vocab, 90000) - 10, prompt))
     count = WARM_TOKENS + tokens
     sampling = SamplingParams(max_tokens=count, ignore_eos=True)
     begun = time.perf_counter()
@@ -89,53 +115,72 @@ def answer(engine: Engine, cache: ExpertCache | None, prompt: int, tokens: int, 
     return Measured(times[0] - begun, rate, hits / max(hits + misses, 1), nbytes // tokens)
 
 
-def planned_slots(arguments: argparse.Namespace) -> int:
-    """Slots a layer of the plan for --memory; the engine that it loads is let go."""
+def planned(arguments: argparse.Namespace) -> tuple[Engine, int | None]:
+    """The engine of the plan for --memory, and its slots a layer."""
+    experts: Any = "gpu" if arguments.slots == [] else "cpu"
     options = LoadOptions(
-        arguments.checkpoint, weights=arguments.weights, memory=arguments.memory, experts="cpu", context=4096
+        arguments.checkpoint,
+        weights=arguments.weights,
+        memory=arguments.memory,
+        experts=experts,
+        context=4096,
     )
-    loaded = load_engine(options)
-    slots = loaded.allocation.settings.expert_slots
-    held = torch.cuda.max_memory_reserved() // MIB
-    planned = loaded.allocation.footprint.total_bytes // MIB
-    print(f"planned {planned:,} MiB with the driver, torch holds {held:,} MiB")
-    loaded.engine.close()
-    del loaded
-    torch.cuda.empty_cache()
-    assert slots is not None
-    return slots
+    if arguments.pageable:
+        own = loading.storage_of
+        loading.storage_of = lambda settings, _system: own(settings, "wsl2")
+    loaded = loading.load_engine(options)
+    footprint = loaded.allocation.footprint
+    print(f"planned {footprint.total_bytes // MIB:,} MiB with the driver", flush=True)
+    for part in footprint.components:
+        print(f"    {part.nbytes / MIB:10.1f} MiB  {part.name}")
+    return loaded.engine, loaded.allocation.settings.expert_slots
 
 
-def run(arguments: argparse.Namespace, slots: int | None) -> list[dict[str, Any]]:
-    """All rates with so many slots; None: all experts on the device, by the router's own choices."""
+def made(arguments: argparse.Namespace, slots: int | None) -> Engine:
+    """An engine without a plan; `slots` None: all experts on the device."""
     device = torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    storage = Storage(arguments.weights, head=arguments.head, expert_slots=slots)
-    begun = time.perf_counter()
-    network = load_model(Path(arguments.checkpoint), dtype=dtype, device=device, storage=storage)
-    loading = time.perf_counter() - begun
-    cache = network.expert_cache
-    engine = Engine(
-        network, EngineConfig(num_blocks=arguments.prompt // 8 + 256, max_model_len=4096, prefix_cache=False)
+    storage = Storage(
+        arguments.weights, head=arguments.head, expert_slots=slots, experts_pinned=not arguments.pageable
     )
-    if cache is not None:
-        experts = [each for each in network.decoder.modules() if isinstance(each, Experts)]
-        for number, (each, layer) in enumerate(zip(experts, cache.layers, strict=True)):
-            object.__setattr__(each, "forward", Drawn(each, layer, number))
+    network = load_model(Path(arguments.checkpoint), dtype=dtype, device=device, storage=storage)
+    config = EngineConfig(num_blocks=arguments.prompt // 8 + 256, max_model_len=4096, prefix_cache=False)
+    return Engine(network, config)
+
+
+def run(arguments: argparse.Namespace, draw: Draw, slots: int | str | None) -> list[dict[str, Any]]:
+    """All rates with so many slots, or as planned; None: all experts on the device, by the router's own."""
+    begun = time.perf_counter()
+    if isinstance(slots, str):
+        engine, slots = planned(arguments)
+    else:
+        engine = made(arguments, slots)
+    loading_s = time.perf_counter() - begun
+    cache = getattr(engine.model, "expert_cache", None)
     rows = []
     for rate in arguments.hits if cache is not None else [None]:
-        Drawn.rate = None if rate is None else rate / 100
-        answer(engine, cache, arguments.prompt, WARM_TOKENS, network.config.text.vocab_size)  # kernels, slots
-        found = answer(engine, cache, arguments.prompt, arguments.tokens, network.config.text.vocab_size)
-        rows.append({"slots": slots, "asked": rate, "load_s": round(loading, 1), **vars_of(found)})
+        draw.at(rate)
+        answer(engine, cache, arguments.prompt, WARM_TOKENS)  # kernels, graphs, slots
+        found = answer(engine, cache, arguments.prompt, arguments.tokens)
+        by_gpu = cache is not None and cache.device_slots > 0
+        rows.append(
+            {"slots": slots, "by_gpu": by_gpu, "asked": rate, "load_s": round(loading_s, 1)} | vars_of(found)
+        )
         print(
             f"{'all' if slots is None else slots:>5} slots, {'-' if rate is None else rate:>3} % asked: "
             f"{found.hit_rate:6.1%} hit, {found.tokens_per_s:8.1f} tokens/s, first after "
             f"{found.first_s:6.2f} s, {found.crossed_bytes / MIB:8.1f} MiB a token, loaded in "
-            f"{loading:.0f} s",
+            f"{loading_s:.0f} s{', the GPU chooses' if by_gpu else ''}",
             flush=True,
         )
+    if torch.cuda.is_available():
+        free, held = torch.cuda.mem_get_info()[0] // MIB, torch.cuda.max_memory_reserved() // MIB
+        print(f"torch held {held:,} MiB, {free:,} MiB of the card are free")
     engine.close()
+    del engine, cache
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     return rows
 
 
@@ -156,30 +201,35 @@ def break_even(rows: Sequence[dict[str, Any]], against: float) -> float | None:
 
 def main() -> None:
     """Read the arguments, measure, save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = machine.parser(__doc__)
     parser.add_argument("checkpoint")
     parser.add_argument("--weights", default="int4")
     parser.add_argument("--head", default="int8")
     parser.add_argument("--memory", default="7200MiB")
-    parser.add_argument("--slots", type=int, nargs="*")
+    parser.add_argument("--slots", type=int, nargs="+")
     parser.add_argument("--hits", type=int, nargs="*", default=[0, 40, 60, 80])
     parser.add_argument("--prompt", type=int, default=1088)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--pageable", action="store_true", help="in memory that isn't page-locked")
     parser.add_argument("--against", type=float, help="another engine's tokens a second on this machine")
     parser.add_argument("--whole", action="store_true", help="also with all experts on the device")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    draw = Draw(torch.device(arguments.device))
+
+    def drawn(experts: Experts, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        return forward(experts, x, draw.ids(experts, ids), shares)
+
+    Experts.forward = drawn  # type: ignore[method-assign]
     rows: list[dict[str, Any]] = []
-    for slots in arguments.slots if arguments.slots is not None else [planned_slots(arguments)]:
-        found = run(arguments, slots)
+    for slots in arguments.slots or ["planned"]:
+        found = run(arguments, draw, slots)
         if arguments.against and (even := break_even(found, arguments.against)) is not None:
             print(f"{slots:>5} slots: as quick as {arguments.against:g} tokens/s at a hit rate of {even:.0%}")
         rows += found
     if arguments.whole:
-        rows += run(arguments, None)
+        rows += run(arguments, draw, None)
     machine.save(
         "expert_cache",
         {"arguments": {k: str(v) for k, v in vars(arguments).items()}, "rows": rows},

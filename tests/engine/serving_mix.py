@@ -148,8 +148,8 @@ class Stage:
         return self._network.tower_is_capturable
 
     @property
-    def is_capturable(self) -> bool:
-        return self._network.is_capturable
+    def capturable_tokens(self) -> int | None:
+        return self._network.capturable_tokens
 
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
         def shape_only(start: int, end: int) -> torch.Tensor:

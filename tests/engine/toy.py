@@ -89,8 +89,8 @@ class Toy(nn.Module):
         return True
 
     @property
-    def is_capturable(self) -> bool:
-        return True
+    def capturable_tokens(self) -> int | None:
+        return None
 
     def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
         self.encoded += grids

@@ -52,13 +52,14 @@ class Outline:
     Attributes:
         tensors: dtype and shape of each parameter and buffer.
         formats: format of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
-        tables: whether the decoder's experts are found by tables (`ExpertPlaces`).
+        slots: where the decoder's experts are found by tables (`ExpertPlaces`), slots of a layer that the GPU
+            gives itself, or 0; else None.
     """
 
     config: ModelConfig
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     formats: Mapping[str, tuple[FormatName, int, tuple[TypedRows, ...]]]
-    tables: bool = False
+    slots: int | None = None
 
 
 def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
@@ -69,7 +70,7 @@ def outline_of(network: LoadableNetwork, config: ModelConfig) -> Outline:
         config,
         {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors},
         {name: (linear.format, linear.group, linear.parts) for name, linear in linears},
-        any(experts.places is not None for experts in experts_of(network)),
+        next((each.places.device_slots for each in experts_of(network) if each.places is not None), None),
     )
 
 
@@ -91,8 +92,8 @@ def network_from(outline: Outline) -> LoadableNetwork:
         is_parameter = attribute in module._parameters
         setattr(module, attribute, nn.Parameter(made, requires_grad=False) if is_parameter else made)
     network.decoder.layers = nn.ModuleList(_kinds(network.decoder.layers))
-    for experts in experts_of(network.decoder) if outline.tables else ():
-        experts.places = InPlace(experts)
+    for experts in experts_of(network.decoder) if outline.slots is not None else ():
+        experts.places = InPlace(experts, outline.slots or 0)
     return network
 
 

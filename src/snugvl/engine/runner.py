@@ -33,7 +33,7 @@ from snugvl.engine.batch import Unread, batch_of
 from snugvl.engine.choosing import Heads, begin_choosing, sample_ahead, sampler_of, scoring_of
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.cache import CudaCapturer, GraphCache
-from snugvl.engine.graphs.decode import DecodeGraphs, Replay, rows_of
+from snugvl.engine.graphs.decode import SIZES, DecodeGraphs, Replay, rows_of
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
 from snugvl.engine.predictor import Drafter
@@ -65,11 +65,15 @@ class Runner:
         if model.config.text.predictors:
             self.drafter = Drafter(cast(PredictingNetwork, model), cache, config)
         self._hidden = None if self.drafter is None else self.drafter.hidden
-        self.has_graphs = model.device.type == "cuda" and recordable() and model.is_capturable
+        most = model.capturable_tokens
+        self.has_graphs = model.device.type == "cuda" and recordable() and most != 0
         capturer = CudaCapturer(model.device, partial(stream_on, model.device, CAPTURES))
         self.graph_cache = GraphCache(capturer, model, config.step_graph_bytes if self.has_graphs else 0)
         self.graph_cache.on_void("spare", self._forget_drafts)  # they stand in memory that is wanted
-        self.graphs = DecodeGraphs(model, cache, config.max_model_len, self.graph_cache, hidden=self._hidden)
+        sizes = [size for size in SIZES if most is None or size <= max(most, 1)]
+        self.graphs = DecodeGraphs(
+            model, cache, config.max_model_len, self.graph_cache, sizes, hidden=self._hidden
+        )
         self.compilations = compilations(model.device)  # those that a step waits for
         self._config = config
         self._steps: StepGraphs | None = None
@@ -78,6 +82,8 @@ class Runner:
 
     def use_spare_graphs(self) -> None:
         """Run steps with parts of prompts, drafts and small pictures by CUDA graphs from now on."""
+        if self.model.capturable_tokens is not None:
+            return  # such steps have too many tokens
         graphs = self.graph_cache
         if self.drafter is not None:
             self.drafter.graphs = graphs

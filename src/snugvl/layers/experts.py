@@ -43,7 +43,13 @@ class ExpertRound:
 
 
 class ExpertPlaces(Protocol):
-    """Where the matrices of a layer's experts are."""
+    """Where the matrices of a layer's experts are.
+
+    Attributes:
+        device_slots: slots that a GPU gives itself in steps of few tokens (`models/expert_cache.py`), or 0.
+    """
+
+    device_slots: int
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
         """Every expert in `ids` `[tokens, used]` int32 is in exactly one round."""

@@ -107,8 +107,9 @@ class Network(Protocol):
         ...
 
     @property
-    def is_capturable(self) -> bool:
-        """Whether a CUDA graph may hold the kernels of `forward`: not where the host reads its experts."""
+    def capturable_tokens(self) -> int | None:
+        """Tokens of the largest step whose kernels a CUDA graph may hold, None: of any; 0 where the host
+        reads the experts of every step."""
         ...
 
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:

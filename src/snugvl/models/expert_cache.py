@@ -21,7 +21,12 @@ slot of the lowest score, if that is below its own.
 Source: LRFU, Lee et al. 2001, https://doi.org/10.1109/TC.2001.970573.
 
 Of host memory that isn't page-locked a copy holds up the host. So there it is asked for when the work before
-it is on its way to the GPU. No CUDA graph may hold a layer whose choice of experts the host reads.
+it is on its way to the GPU.
+
+In page-locked memory a step of few tokens needs no host: the GPU gives every expert of the step a slot, and
+reads those that it misses where they are (`kernels/products/expert_slots.py`). What is in the slots is known
+on the GPU alone then, and the host asks for it before a step of many tokens. So a CUDA graph may hold steps
+of so few tokens that all their experts have slots at once, and no others: there the host reads the choice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,6 +39,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from snugvl.layers.experts import ExpertRound, Experts
+from snugvl.layers.replaced import by_kernels, usable
 from snugvl.layers.upload import to_device
 from snugvl.layers.weights import Weights
 from snugvl.models.host_memory import (
@@ -49,7 +55,10 @@ from snugvl.models.host_memory import (
 
 HALF: Final = 16  # experts that a half of the room holds, and that are asked for at a time
 HALF_LIFE: Final = 16  # steps
-_DECAY: Final = 0.5 ** (1 / HALF_LIFE)
+REHEARSED: Final = 16  # slots with which kernels are compiled and checked
+KERNELS: Final = ("place_experts", "bring_experts")
+WORD_BYTES: Final = 8  # that a GPU copies at a time
+DECAY: Final = 0.5 ** (1 / HALF_LIFE)
 Numbers = NDArray[Any]
 Copies = CopyStream | CopiesAtOnce
 
@@ -61,14 +70,30 @@ def copies_to(device: torch.device) -> Copies:
 
 class InPlace:
     """Experts at their own numbers, but found by a table as in slots: for a network without its memory, whose
-    kernels are compiled and checked."""
+    kernels are compiled and checked.
 
-    def __init__(self, experts: Experts) -> None:
-        self._experts = experts
+    Attributes:
+        device_slots: slots that the GPU gives itself later, or 0. Then steps of few tokens copy experts
+            to `REHEARSED` slots here.
+    """
+
+    def __init__(self, experts: Experts, device_slots: int = 0) -> None:
+        self._experts, self.device_slots = experts, device_slots
+        self._slots: DeviceSlots | None = None
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
         """All in one round."""
         experts = self._experts
+        slots = min(self.device_slots, REHEARSED)
+        if 0 < ids.numel() <= slots and by_kernels(ids, *KERNELS):
+            if self._slots is None:
+                room = torch.empty(_bytes_of(experts, slots), dtype=torch.uint8, device=ids.device)
+                state = SlotState.empty(experts.count, slots)
+                self._slots = DeviceSlots(
+                    state, _Place(experts, slots, room), _host_planes(experts), ids.device
+                )
+            yield self._slots.round(ids)
+            return
         table = torch.arange(experts.count, dtype=torch.int32, device=ids.device)
         yield ExpertRound(experts.gate_up_proj.weights, experts.down_proj.weights, table)
 
@@ -122,6 +147,7 @@ class ExpertCache:
 
         `pinned`: whether all of the host memory is page-locked.
         """
+        device = place.device if pinned and place.is_cuda else None
         half = _half_bytes(layers)
         self.nbytes, start = len(place), 2 * half
         self.host_nbytes = sum(unit_bytes(each) for each in layers)
@@ -132,17 +158,88 @@ class ExpertCache:
                 _Place(experts, min(HALF, experts.count), place[n * half : (n + 1) * half]) for n in (0, 1)
             ]
             own = _Place(experts, slots, place[start:end])
-            experts.places = LayerSlots(experts, own, halves, copies, pinned=pinned)
+            experts.places = LayerSlots(experts, own, halves, copies, pinned=pinned, device=device)
             self.layers.append(experts.places)
             start = end
 
+    @property
+    def device_slots(self) -> int:
+        """Slots of a layer that the GPU gives itself in steps of few tokens; 0 where the host does."""
+        return min((each.device_slots for each in self.layers), default=0) if usable(*KERNELS) else 0
+
     def counts(self) -> tuple[int, int, int]:
-        """(experts that steps found in slots, experts that were brought, bytes that crossed) until now."""
-        return (
-            sum(each.hits for each in self.layers),
-            sum(each.misses for each in self.layers),
-            sum(each.misses * each.expert_bytes for each in self.layers),
-        )
+        """(experts that steps found in slots, experts that were brought, bytes that crossed) until now; waits
+        for the GPU."""
+        found = [(*each.counts, each.expert_bytes) for each in self.layers]
+        hits, misses = (sum(each[n] for each in found) for n in (0, 1))
+        return hits, misses, sum(missed * nbytes for _, missed, nbytes in found)
+
+
+class SlotState:
+    """What is known of a layer's slots, in one tensor, on the host or on the GPU.
+
+    Attributes:
+        flat: all of it, int32.
+        counts: `[2]`, experts that steps found in slots, and that were brought.
+        where: `[experts]`, the slot of each, or -1.
+        scores: `[experts]` float32.
+        held: `[slots]`, the expert in each, or -1.
+    """
+
+    def __init__(self, flat: torch.Tensor, count: int, slots: int) -> None:
+        self.flat, self._sizes = flat, (count, slots)
+        self.counts = flat[:2]
+        first, *others = ((4 + n * up_to(count)) for n in range(3))  # each begins where 16 bytes do
+        self.where = flat[first : first + count]
+        self.scores = flat[others[0] : others[0] + count].view(torch.float32)
+        self.held = flat[others[1] : others[1] + slots]
+
+    @staticmethod
+    def empty(count: int, slots: int) -> "SlotState":
+        """That of `slots` empty ones, on the host."""
+        flat = torch.full((4 + 2 * up_to(count) + slots,), -1, dtype=torch.int32)
+        made = SlotState(flat, count, slots)
+        made.counts.zero_()
+        made.scores.zero_()
+        return made
+
+    def to(self, device: torch.device) -> "SlotState":
+        """A copy of it there."""
+        return SlotState(self.flat.to(device, copy=True), *self._sizes)
+
+
+def up_to(count: int) -> int:
+    """The next multiple of four values."""
+    return -(-count // 4) * 4
+
+
+class DeviceSlots:
+    """Slots that the GPU gives itself, for steps of few tokens.
+
+    Attributes:
+        state: what is known of them there.
+    """
+
+    def __init__(
+        self, state: SlotState, slots: "_Place", host: Sequence[torch.Tensor], device: torch.device
+    ) -> None:
+        """`host`: tensors of all experts, `[experts, bytes]` each, that the GPU may read."""
+        self.state, self._slots = state.to(device), slots
+        self._brought = torch.empty(slots.count, 2, dtype=torch.int32, device=device)
+        planes = [
+            (source.data_ptr(), target.data_ptr(), source.shape[1] // WORD_BYTES)
+            for source, target in zip(host, slots.planes, strict=True)
+        ]
+        self._planes = torch.tensor(planes, dtype=torch.int64, device=device)
+
+    def round(self, ids: torch.Tensor) -> ExpertRound:
+        """All experts of `ids` `[tokens, used]`, which has no more values than there are slots."""
+        from snugvl.layers.kernels.products.expert_slots import take_slots  # needs triton, which GPUs bring
+
+        state = self.state
+        parts = state.counts, state.where, state.scores, state.held
+        take_slots(ids, parts, self._brought, self._planes, DECAY)
+        return self._slots.round(state.where)
 
 
 class _Place:
@@ -168,6 +265,10 @@ class _Place:
         return ExpertRound(gate_up, down, table)
 
 
+def _host_planes(experts: Experts) -> list[torch.Tensor]:
+    return _planes(_matrices(experts), experts.count)
+
+
 def _matrices(experts: Experts) -> tuple[Weights, Weights]:
     return experts.gate_up_proj.weights, experts.down_proj.weights
 
@@ -190,36 +291,78 @@ class LayerSlots:
 
     Attributes:
         expert_bytes: bytes of an expert.
-        hits, misses: experts that steps found in slots, and that were brought.
+        device_slots: slots that the GPU gives itself in steps of few tokens; 0 where the host does.
     """
 
     def __init__(
-        self, experts: Experts, slots: _Place, halves: Sequence[_Place], copies: Copies, *, pinned: bool
+        self,
+        experts: Experts,
+        slots: _Place,
+        halves: Sequence[_Place],
+        copies: Copies,
+        *,
+        pinned: bool,
+        device: torch.device | None = None,
     ) -> None:
+        """`device`: where the memory of experts can be read, and kernels run; None: nowhere."""
         self._slots, self._halves, self._copies, self._pinned = slots, halves, copies, pinned
-        self._host = _planes(_matrices(experts), experts.count)
+        self._host = _host_planes(experts)
         self.expert_bytes = sum(plane.shape[1] for plane in self._host)
-        self.hits = self.misses = 0
-        self._where: Numbers = np.full(experts.count, -1, np.int32)  # slot of each expert
-        self._held: Numbers = np.full(slots.count, -1, np.int64)  # expert in each slot
-        self._scores: Numbers = np.zeros(experts.count)
+        self._state = state = SlotState.empty(experts.count, slots.count)
+        self._where: Numbers = state.where.numpy()
+        self._scores: Numbers = state.scores.numpy()
+        self._held: Numbers = state.held.numpy()
+        self._counts: Numbers = state.counts.numpy()
         self._table: torch.Tensor | None = None  # `_where` on the device, if it is as the host has it
+        whole = all(plane.shape[1] % WORD_BYTES == 0 for plane in self._host)
+        self._on_device: DeviceSlots | None = None
+        if device is not None and whole and slots.count:
+            self._on_device = DeviceSlots(state, slots, self._host, device)
+        self.device_slots = 0 if self._on_device is None else slots.count
 
     @property
     def held(self) -> tuple[int, ...]:
         """Numbers of the experts in slots, sorted."""
+        self._learn()
         return tuple(sorted(int(each) for each in self._held if each >= 0))
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Experts that steps found in slots, and that were brought."""
+        self._learn()
+        return int(self._counts[0]), int(self._counts[1])
+
+    def _learn(self) -> None:
+        """Have the host know what the GPU has chosen; waits for its work."""
+        if self._on_device is not None:
+            self._state.flat.copy_(self._on_device.state.flat)
+
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
-        """Experts in slots first, then the others as they arrive; waits for `ids`."""
+        """Experts in slots first, then the others as they arrive, and the host waits for `ids`; of few tokens
+        all at once, and nobody waits."""
+        if self._on_device is not None and ids.numel() <= self.device_slots and by_kernels(ids, *KERNELS):
+            yield self._on_device.round(ids)
+            return
+        self._learn()
+        try:
+            yield from self._rounds(ids)
+        finally:
+            if self._on_device is not None:
+                flat = self._on_device.state.flat
+                flat.copy_(to_device(self._state.flat, flat.device))
+
+    def _rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
         count = len(self._where)
         # A row of scores that aren't finite may have chosen a number that no expert has.
         chosen = np.bincount(ids.flatten().cpu().numpy(), minlength=count)[:count]
-        self._scores = self._scores * _DECAY + chosen / len(ids)
+        self._scores *= DECAY
+        self._scores += (chosen / len(ids)).astype(np.float32)
         needed = chosen.nonzero()[0]
         absent = self._where[needed] < 0
         missing, present = needed[absent], needed[~absent]
-        self.hits, self.misses = self.hits + len(present), self.misses + len(missing)
+        self._counts += len(present), len(missing)
+        if self._on_device is not None:
+            self._table = self._on_device.state.where
         if self._table is None:
             self._table = to_device(torch.from_numpy(self._where.copy()), ids.device)
         before = self._slots.round(self._table)
@@ -250,7 +393,7 @@ class LayerSlots:
         now on."""
         held, scores = self._held, self._scores
         best = missing[(-scores[missing]).argsort(kind="stable")]
-        worth = scores[held]  # of an empty slot that of another expert, for the moment
+        worth = scores[held]  # a copy; of an empty slot that of another expert, for the moment
         worth[self._where[present]] = np.inf
         worth[held < 0] = -1
         slots = worth.argsort(kind="stable")[: len(best)]

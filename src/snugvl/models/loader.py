@@ -195,8 +195,9 @@ def load_model(
     model, storage = opened.model, opened.storage
     join_projections(model.decoder.layers)
     apart = [] if storage.expert_slots is None else experts_of(model.decoder)
+    by_gpu = storage.experts_pinned and device.type == "cuda"
     for experts in apart:
-        experts.places = InPlace(experts)
+        experts.places = InPlace(experts, storage.expert_slots or 0 if by_gpu else 0)
     if outlined is not None:
         outlined(model)
     rounding = opened.begin_rounding(device)

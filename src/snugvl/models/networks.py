@@ -65,9 +65,12 @@ class LoadableNetwork(nn.Module):
         return self.tower is not None and isinstance(self.tower.weights, Resident)
 
     @property
-    def is_capturable(self) -> bool:
+    def capturable_tokens(self) -> int | None:
         """See `Network`."""
-        return self.expert_cache is None
+        mixture = self.config.text.mixture
+        if self.expert_cache is None or mixture is None:
+            return None
+        return self.expert_cache.device_slots // mixture.used
 
     @property
     def dtype(self) -> torch.dtype:

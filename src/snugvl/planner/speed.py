@@ -59,7 +59,7 @@ from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.footprint import layer_bytes, vision_bytes
 from snugvl.planner.footprint.images import ImageSize, largest_image
 from snugvl.planner.footprint.kv import kv_bytes
-from snugvl.planner.footprint.weights import codes_of_byte, crossing_bytes, part_bytes
+from snugvl.planner.footprint.weights import codes_of_byte, crossing_bytes, part_bytes, recordable_tokens
 from snugvl.planner.inventory import Inventory, Part, widths
 from snugvl.planner.settings import Settings
 
@@ -267,8 +267,11 @@ def _gpu_step_s(
     rate = gpu.bandwidth * settings.tensor_parallel
     issue = LANES * (gpu.cycles_per_s or 0.0) * settings.tensor_parallel
     layer_s = pace.mixed_layer_s if model.mixed else pace.layer_s
-    eager_s = pace.eager_layer_s if settings.expert_slots is None else EAGER_S
-    layers = text.num_layers * (max(layer_s, eager_s) if settings.eager else layer_s)
+    if settings.expert_slots is not None:
+        eager_s = 0.0 if recordable_tokens(model, settings) else EAGER_S
+    else:
+        eager_s = pace.eager_layer_s if settings.eager else 0.0
+    layers = text.num_layers * max(layer_s, eager_s)
     mid, quick, slow = layers, layers / 2, layers * MORE
     for nbytes, instructions in step_reads(model, settings, crossing):
         reading = nbytes / (rate * pace.share)

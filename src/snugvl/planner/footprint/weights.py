@@ -263,6 +263,17 @@ def expert_cache_bytes(model: Inventory, settings: Settings) -> int:
     return sum(room(matrices, slots) * many for matrices, many in layers) + 2 * half
 
 
+def recordable_tokens(model: Inventory, settings: Settings) -> int | None:
+    """Tokens of the largest step of our engine that a CUDA graph may hold; None: of any.
+
+    With experts in host memory that is a step whose experts all have slots at once, and the GPU fetches them.
+    """
+    mixture, slots = model.facts.text.mixture, settings.expert_slots
+    if mixture is None or slots is None:
+        return None
+    return 0 if settings.eager else slots // mixture.used
+
+
 def expert_host_bytes(model: Inventory, settings: Settings) -> int:
     """Bytes of experts in host memory; 0 where they are on the GPU."""
     if settings.expert_slots is None:

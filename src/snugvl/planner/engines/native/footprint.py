@@ -40,7 +40,7 @@ from snugvl.planner.engines.transformers.footprint import logits
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.footprint.vision import SLICE_ROWS, encoder_bytes_per_token, slice_rows
-from snugvl.planner.footprint.weights import GROUP, prequantized_group
+from snugvl.planner.footprint.weights import GROUP, prequantized_group, recordable_tokens
 from snugvl.planner.inventory import Inventory, Widths, mlp_width, widths
 from snugvl.planner.settings import Settings
 
@@ -231,12 +231,20 @@ def graph_sizes(sequences: int) -> tuple[int, ...]:
     return tuple(size for size in GRAPH_SIZES if size <= largest)
 
 
+def recorded_sizes(model: Inventory, settings: Settings) -> tuple[int, ...]:
+    """`graph_sizes` of these settings, without those of steps that no graph may hold."""
+    most = recordable_tokens(model, settings)
+    return tuple(size for size in graph_sizes(settings.sequences) if most is None or size <= most)
+
+
 def graph_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
     """Bytes of the pool of all decode graphs, and of their inputs. Layers and logits don't live together.
 
     Inputs are block tables and, of answers that follow a grammar, a bit for each token that may come next.
     """
-    sizes = graph_sizes(settings.sequences)
+    sizes = recorded_sizes(model, settings)
+    if not sizes:
+        return 0  # steps are started launch by launch
     largest, vocab = sizes[-1], model.facts.text.vocab_size
     logits = [(size * vocab * 4, 1) for size in sizes]
     layer = [(attention_bytes(widths(model), largest), 1)]
@@ -289,10 +297,8 @@ def native_components(
 ) -> list[Component]:
     """Components of decoder, sampler, graphs and loading on a GPU."""
     rows, prefill = settings.sequences, prefill_bytes(model, settings)
-    graphs = library = 0
-    if settings.expert_slots is None:  # else steps are started launch by launch
-        graphs = graph_bytes(model, settings, multiprocessors)
-        library = library_bytes(model, settings, cublas_bytes)
+    graphs = graph_bytes(model, settings, multiprocessors)
+    library = library_bytes(model, settings, cublas_bytes) if graphs else 0
     sampling = logits_bytes(model, settings, rows) + rows * model.facts.text.vocab_size * SAMPLING_BYTES
     few = split_workspace(model, settings, SMALL_ROWS, multiprocessors)
     # The cache and the graphs come when the weights are there: their place is free while loading.
@@ -314,7 +320,7 @@ def native_components(
             Kind.GRAPHS,
             graphs,
             basis="predicted",
-            why=f"up to {graph_sizes(settings.sequences)[-1]} sequences",
+            why=f"up to {recorded_sizes(model, settings)[-1]} sequences" if graphs else "",
         ),
         Component(GRAPHS_LIBRARY, Kind.WORKSPACE, library),
         Component("small tensors", Kind.OTHER, small, basis="measured", why="and holes between large ones"),

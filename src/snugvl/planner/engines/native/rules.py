@@ -147,11 +147,11 @@ class NativeRules(EngineRules):
             return
         mixture = model.facts.text.mixture
         if base.expert_slots is not None and mixture is not None:
-            # No graph holds a step whose experts the host reads. Slots come before more sequences at once,
-            # which read other experts each; between none and all, they are filled later.
+            # Slots come before more sequences at once, which read other experts each; between none and all,
+            # they are filled later.
             chunks = list(dict.fromkeys(chunk for chunk, _ in NATIVE_STEPS))
             for chunk, slots in ((chunks[0], mixture.count), *((chunk, 0) for chunk in chunks)):
-                yield replace(base, eager=True, chunk=chunk, expert_slots=slots)
+                yield replace(base, chunk=chunk, expert_slots=slots)
             return
         for chunk, sequences in steps(model, base):
             if sequences >= base.sequences or (chunk, sequences) == NATIVE_STEPS[0]:
