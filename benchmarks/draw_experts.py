@@ -1,3 +1,5 @@
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The kernel by which `expert_cache.py` draws experts on a GPU, in place of a router."""
 
 import triton
@@ -5,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def draw(where, step, rate, ids, COUNT: tl.constexpr, WIDE: tl.constexpr, USED: tl.constexpr):  # noqa: N803
+def draw(where, step, rate, ids, COUNT: tl.constexpr, WIDE: tl.constexpr, USED: tl.constexpr):
     """Each of `ids` `[USED]` int32 becomes, as often as `rate` `[1]` says, an expert that has a slot by
     `where` `[COUNT]`, else one that has none; no two are the same. Below 0 they stay. `step` `[1]` counts."""
     share = tl.load(rate)

@@ -127,7 +127,7 @@ def planned(arguments: argparse.Namespace) -> tuple[Engine, int | None]:
     )
     if arguments.pageable:
         own = loading.storage_of
-        loading.storage_of = lambda settings, _system: own(settings, "wsl2")
+        loading.storage_of = lambda settings, system: own(settings, "wsl2")
     loaded = loading.load_engine(options)
     footprint = loaded.allocation.footprint
     print(f"planned {footprint.total_bytes // MIB:,} MiB with the driver", flush=True)
@@ -218,8 +218,8 @@ def main() -> None:
     arguments = parser.parse_args()
     draw = Draw(torch.device(arguments.device))
 
-    def drawn(experts: Experts, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        return forward(experts, x, draw.ids(experts, ids), shares)
+    def drawn(self: Experts, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        return forward(self, x, draw.ids(self, ids), shares)
 
     Experts.forward = drawn  # type: ignore[method-assign]
     rows: list[dict[str, Any]] = []

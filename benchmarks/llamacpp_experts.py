@@ -1,0 +1,96 @@
+"""llama.cpp with a mixture's experts in host memory: tokens a second by how many layers' experts are there.
+
+    python benchmarks/llamacpp_experts.py LLAMA_SERVER FILE.gguf --layers 40 34 [--memory 7200] [--out FILE]
+
+Each is started with `--n-cpu-moe`, all layers on the GPU otherwise, attention of `-fa on`, a cache of q8_0
+and a context of 4,096, and asked twice for 144 tokens after a prompt of 1,088 random ones; the second counts.
+Printed: tokens a second of the answer, seconds of the prompt, and what its process takes of the GPU. One that
+takes more than --memory (MiB) is said so: a card of that size wouldn't run it.
+"""
+
+import json
+import random
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import machine
+from driver_bytes import ProcessPeak
+
+PORT = 8139
+TOKENS, WARM = 144, 16
+
+
+def ask(prompt: list[int]) -> dict[str, Any]:
+    """One answer's timings."""
+    body = {
+        "prompt": prompt, "n_predict": TOKENS, "ignore_eos": True, "cache_prompt": False, "temperature": 0,
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{PORT}/completion",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310
+        found: dict[str, Any] = json.load(answer)["timings"]
+    return found
+
+
+def measure(server: str, file: str, layers: int, threads: int, more: list[str]) -> dict[str, Any]:
+    """One start of the server."""
+    words = [server, "-m", file, "-ngl", "99", "--n-cpu-moe", str(layers), "-fa", "on", "-c", "4096"]
+    words += ["-ctk", "q8_0", "-ctv", "q8_0", "-t", str(threads), "-np", "1", "--port", str(PORT), *more]
+    begun = time.monotonic()
+    with tempfile.NamedTemporaryFile() as log, ProcessPeak(()) as peak:
+        running = subprocess.Popen(words, stdout=log, stderr=log)
+        try:
+            while True:
+                assert running.poll() is None, Path(log.name).read_text()[-3000:]
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.5)
+            loaded = time.monotonic() - begun
+            prompt = [random.randrange(10, 90000) for _ in range(1088)]
+            ask(prompt)
+            found = ask(prompt)
+            taken = (peak.take() or 0) >> 20
+        finally:
+            running.terminate()
+            running.wait()
+    return {
+        "layers": layers, "tokens_per_s": found["predicted_per_second"], "first_s": found["prompt_ms"] / 1000,
+        "taken_mib": taken, "load_s": round(loaded, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Read the arguments, measure, save."""
+    parser = machine.parser(__doc__)
+    parser.add_argument("server")
+    parser.add_argument("file")
+    parser.add_argument("--layers", type=int, nargs="+", default=[40])
+    parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument("--memory", type=int, default=7200)
+    parser.add_argument("--more", nargs="*", default=[], help="further words, each as --more=-ub --more=2048")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for layers in arguments.layers:
+        row = measure(arguments.server, arguments.file, layers, arguments.threads, arguments.more)
+        rows.append(row)
+        over = ", more than the card has" if row["taken_mib"] > arguments.memory else ""
+        print(
+            f"experts of {layers:3} layers in host memory: {row['tokens_per_s']:7.1f} tokens/s, first after "
+            f"{row['first_s']:6.2f} s, {row['taken_mib']:6,} MiB{over}, loaded in {row['load_s']:.0f} s",
+            flush=True,
+        )
+    machine.save("llamacpp_experts", rows, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
