@@ -23,12 +23,13 @@ PIECE_BYTES = 32 << 20
 Kind = gguf.GGMLQuantizationType
 Array = np.ndarray[Any, Any]
 # Where a block has its half-precision scales, and the deviation of its weights where these are 1. Random
-# bytes elsewhere: scales of 6 or 8 bits, and the values. Q4_K's second scale is of its offsets, whose mean
-# is that of the values if it is 7.5 times the first.
+# bytes elsewhere: scales of 6 or 8 bits, and the values. The second scale of Q4_K and Q5_K is of their
+# offsets, whose mean is that of the values if it is 7.5 or 15.5 times the first.
 SCALES: dict[Kind, tuple[int, float]] = {
-    Kind.Q8_0: (0, 74.0), Kind.Q5_0: (0, 9.2), Kind.Q4_K: (0, 240.0), Kind.Q6_K: (208, 1370.0),
+    Kind.Q8_0: (0, 74.0), Kind.Q5_0: (0, 9.2), Kind.Q4_K: (0, 240.0), Kind.Q5_K: (0, 480.0),
+    Kind.Q6_K: (208, 1370.0),
 }  # fmt: skip
-OFFSETS = {Kind.Q4_K: (2, 7.5)}
+OFFSETS = {Kind.Q4_K: (2, 7.5), Kind.Q5_K: (2, 15.5)}
 PLAIN: dict[Kind, type] = {Kind.F32: np.float32, Kind.F16: np.float16}
 
 

@@ -210,7 +210,7 @@ class LoadOptions:
         metadata=_row(
             "load serve plan",
             "Where a mixture's experts are: gpu, or cpu (host memory, with as large a cache of them on the "
-            "GPU as fits; not measured on a GPU yet); auto: gpu.",
+            "GPU as fits; measured on an H200 alone); auto: gpu.",
             special=("cpu",),
         ),
     )

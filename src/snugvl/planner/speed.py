@@ -39,8 +39,9 @@ and the speed is given with the slowest and the quickest kind as well.
 
 Of experts in host memory with copies on the GPU those without a copy cross, once a token, and once for every
 step of a prompt. How often a token finds its experts there was published for an eighth and a quarter of them
-(`HITS`); between, it is taken as linear. Such steps are no CUDA graphs: a layer takes `EAGER_S` to be
-started, which is assumed.
+(`HITS`); between, it is taken as linear. From page-locked memory the GPU fetches them, in CUDA graphs, at the
+rate of the slot. Elsewhere the host does: a layer takes `EAGER_S` to be started, and experts come at
+`PAGEABLE_RATE`. One H200 has been measured (`benchmarks/expert_cache.py`).
 
 A streamed vision tower crosses once a picture, from pinned memory at the rate of the slot and while the GPU
 computes: the longer of both is its bound.
@@ -84,7 +85,9 @@ BLOCK_INSTRUCTIONS = 9.1  # of a weight in a GGUF's blocks, as `Format.instructi
 ASSUMED_DDR = (((10, 0), "DDR5-5600"), ((8, 0), "DDR4-3200"), ((7, 5), "DDR4-2666"), ((0, 0), "DDR4-2133"))
 # Share of a layer's experts that have copies, and of a token's that are among them (llama.cpp PR 27861).
 HITS = ((0.0, 0.0), (1 / 8, 0.67), (1 / 4, 0.81), (1.0, 1.0))
-EAGER_S = 350e-6  # a third of it the choice on the host, by a CPU here
+FETCH_S = 17e-6  # of a layer whose experts the GPU fetches by itself, beside the bytes (an H200)
+EAGER_S = 1.1e-3  # of a layer whose experts the host chooses and copies, likewise
+PAGEABLE_RATE = 3.6e9  # bytes per second of single experts in memory that isn't page-locked, likewise
 SLOWEST_DDR, QUICKEST_DDR = "DDR4-2133", "DDR5-6000"
 
 
@@ -204,13 +207,14 @@ def _experts_crossing_s(model: Inventory, settings: Settings, budget: Budget) ->
     mixture, gpu, slots = model.facts.text.mixture, budget.gpu, settings.expert_slots
     if mixture is None or slots is None or gpu is None:
         return 0, 0.0, 0.0
-    rate = copy_rate(gpu) if budget.system == "wsl2" else gpu.link_bandwidth or ASSUMED_LINK
+    fast = gpu.link_bandwidth or ASSUMED_LINK
+    one, many = (PAGEABLE_RATE, copy_rate(gpu)) if budget.system == "wsl2" else (fast, fast)
     total, share = part_bytes(model, settings, "decoder", experts=True), slots / mixture.count
     crossing = total * model.experts_read * (1 - hit_rate(share))
     tokens = min(settings.context, settings.images * largest_image(model, settings.max_pixels).tokens)
     chunks = -(-(tokens + PROMPT_TEXT_TOKENS) // settings.chunk)
-    started = model.facts.text.num_layers * EAGER_S
-    return round(crossing), crossing / rate, chunks * (total * (1 - share) / rate + started)
+    started = model.facts.text.num_layers * EAGER_S if budget.system == "wsl2" else 0.0
+    return round(crossing), crossing / min(one, fast), chunks * (total * (1 - share) / many + started)
 
 
 def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
@@ -268,7 +272,7 @@ def _gpu_step_s(
     issue = LANES * (gpu.cycles_per_s or 0.0) * settings.tensor_parallel
     layer_s = pace.mixed_layer_s if model.mixed else pace.layer_s
     if settings.expert_slots is not None:
-        eager_s = 0.0 if recordable_tokens(model, settings) else EAGER_S
+        eager_s = layer_s + FETCH_S if recordable_tokens(model, settings) else EAGER_S
     else:
         eager_s = pace.eager_layer_s if settings.eager else 0.0
     layers = text.num_layers * max(layer_s, eager_s)

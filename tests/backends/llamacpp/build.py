@@ -44,7 +44,7 @@ NOT_PROGRAMS = (
     "*.md",
 )
 PROCESSORS = ("arm", "loongarch", "powerpc", "riscv", "s390", "wasm")  # of ggml-cpu/arch, beside x86
-KEPT_PRODUCTS = ("q4_k", "q5_0", "q6_k", "q8_0")  # quantisations in our files
+KEPT_PRODUCTS = ("q4_k", "q5_0", "q5_k", "q6_k", "q8_0")  # quantisations in our files
 # Widths of heads, the tower's and the decoders' → how many queries share a key.
 KEPT_HEADS = {64: (1,), 72: (1,), 128: (1, 2, 4, 8), 256: (4,)}
 CACHES = "q8_0-q8_0"  # types of keys and values beside f16

@@ -23,7 +23,8 @@ USED = 2
 
 @pytest.fixture(autouse=True)
 def _by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaced, "on_gpu", lambda _: True)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(replaced, "on_gpu", lambda _: True)
 
 
 def experts_of(device: torch.device, weights: FormatName, memory: torch.Tensor | None = None) -> Experts:
@@ -39,7 +40,7 @@ def experts_of(device: torch.device, weights: FormatName, memory: torch.Tensor |
     with torch.no_grad():
         for linear in (experts.gate_up_proj, experts.down_proj):
             made = torch.randn(linear.rows, linear.columns, generator=values)
-            linear.put(0, made.to(linear.weight.device))
+            linear.put(0, made.to(device))
     return experts
 
 

@@ -188,7 +188,7 @@ class NativeRules(EngineRules):
         held, cached = (format_size(of(model, settings)) for of in (expert_host_bytes, expert_cache_bytes))
         return (
             f"the experts stay in host memory ({held}), {settings.expert_slots} of {mixture.count} of each "
-            f"layer have copies on the GPU ({cached}); it was not measured on a GPU yet"
+            f"layer have copies on the GPU ({cached}); measured on an H200 alone"
         )
 
     def kv_component(self, model: Inventory, settings: Settings) -> Component:
