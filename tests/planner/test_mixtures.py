@@ -172,6 +172,42 @@ def test_eight_gigabytes_are_led_to_a_mixture_that_is_weighed_against_what_fits_
     assert ".wslconfig" not in said, "half of the PC's memory does"
 
 
+@pytest.mark.parametrize("card", ["rtx-3060", "rtx-5060"])
+def test_both_engines_are_said_where_ours_has_experts_in_host_memory_as_quickly(card: str) -> None:
+    on = describe(card, held="300MiB", os="linux", ram="64GiB")
+    plan = led(on)
+    assert plan.choice is not None
+    assert plan.choice.settings.engine == "llamacpp"
+    ours = plan.ours
+    assert ours is not None
+    assert (ours.settings.engine, ours.settings.weights) == ("native", "int4")
+    assert ours.settings.expert_slots
+    assert (ours.speed.decode_tokens_per_s or 0) >= (plan.choice.speed.decode_tokens_per_s or 0) > 0
+    written = text(plan, on)
+    assert (
+        "By snugvl's own engine Qwen/Qwen3.6-35B-A3B-FP8 runs, its experts in host memory as well" in written
+    )
+    command = "snugvl serve Qwen/Qwen3.6-35B-A3B-FP8 --backend native --weights int4 --experts cpu"
+    assert command in written
+    again = named("Qwen/Qwen3.6-35B-A3B-FP8", on, backend="native", weights="int4", experts="cpu").choice
+    assert again is not None
+    assert again.settings == ours.settings
+    assert document(plan, on)["ours"]["settings"]["expert_slots"] == ours.settings.expert_slots
+
+
+@pytest.mark.parametrize(
+    ("system", "wishes"),
+    [("wsl2", {}), ("linux", {"backend": "llamacpp"}), ("linux", {"experts": "gpu"})],
+)
+def test_ours_is_not_said_where_it_is_slow_or_not_asked_for(system: Any, wishes: dict[str, Any]) -> None:
+    """Under WSL2 the host copies experts from memory that isn't page-locked."""
+    on = describe("rtx-3060", held="300MiB", os=system, ram="128GiB")
+    plan = named(Q4, on, **wishes)
+    assert plan.choice is not None
+    assert plan.choice.settings.host_experts
+    assert plan.ours is None
+
+
 def test_wsl2_has_half_of_the_pcs_memory_and_it_is_said_what_more_of_it_would_give() -> None:
     """The same PC, seen from within WSL2, has 16 GiB: a described one was planned with 32."""
     machine = describe("rtx-5060", ram="32GiB", **ISSUE)

@@ -221,6 +221,8 @@ class Plan:
         changed: why it isn't the plan that was saved.
         slower: better models that fit, but aren't recommended, as they answer too slowly.
         beside: where a GGUF was chosen for a GPU that llama.cpp alone uses, a choice without llama.cpp.
+        ours: where llama.cpp has a mixture's experts in host memory, the same mixture on our own engine with
+            its experts there, if it answers as soon.
         named: where a GGUF of a model was chosen instead of it, the name that was given.
         quicker: on a processor, the chosen model's GGUF, where llama.cpp answers much sooner with it.
         held: the best of the models that are on the machine already; the choice, where that is no worse.
@@ -244,6 +246,7 @@ class Plan:
     changed: str = ""
     slower: tuple[Choice, ...] = ()
     beside: Choice | None = None
+    ours: Choice | None = None
     named: str = ""
     quicker: Choice | None = None
     cure: Cure | None = None

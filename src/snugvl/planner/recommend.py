@@ -67,6 +67,8 @@ def planned(
     plan = _planned(candidates, machine, wishes)
     if plan.choice is None and plan.roomier is None:
         plan = replace(plan, roomier=_with_more(candidates, machine, wishes))
+    if plan.choice is not None and plan.choice.settings.host_experts:
+        plan = replace(plan, ours=_ours(plan.choice, machine, wishes))
     ways = [(way.choice, way) for each in held if (way := _of_held(each, machine, wishes)) and way.choice]
     if not ways:
         return plan
@@ -77,6 +79,26 @@ def planned(
         return replace(plan, held=best)
     whole = plan.beside if plan.beside is not None and mine and mine.option.offload else mine
     return replace(way, held=best, beside=whole)
+
+
+def _ours(choice: Choice, machine: Machine, wishes: Wishes) -> Choice | None:
+    """The mixture of a GGUF whose experts llama.cpp has in host memory, on our own engine with its experts
+    there, too; None where that is no option, where it wouldn't answer as soon, or can't be known.
+
+    Under WSL2 they aren't page-locked, which makes it slow.
+    """
+    entry = published_as(choice.option.model.name)
+    asked = wishes.backend != "auto" or wishes.experts != "auto" or wishes.weights is not None
+    if entry is None or asked or machine.os != "linux" or not machine.gpus:
+        return None
+    forms = [_facts(form.repo) for form in entry.forms if form.led]
+    known = [each for each in forms if each.download_bytes <= machine.disk_free_bytes]
+    if not known:
+        return None
+    smallest = Candidate(min(known, key=lambda each: each.download_bytes), -(entry.quality_rank or 0))
+    found = solve([smallest], machine, wishes.apart()).choice
+    rates = [each.speed.decode_tokens_per_s if each else None for each in (found, choice)]
+    return found if rates[0] and rates[1] and rates[0] >= rates[1] else None
 
 
 def _widened(machine: Machine) -> Machine | None:

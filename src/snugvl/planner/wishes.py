@@ -126,6 +126,10 @@ class Wishes:
         values = ((each, getattr(self, each.name)) for each in fields(self) if each.name != "also")
         return {each.name: value for each, value in values if value != each.default} | dict(self.also)
 
+    def apart(self) -> "Wishes":
+        """The wishes for a mixture on our own engine, its experts in host memory, in about a GGUF's bits."""
+        return replace(self, backend="native", experts="cpu", weights="int4")
+
     def without(self, name: str) -> "Wishes":
         """All wishes but one, which is left to the solver."""
         if name in dict(self.also):

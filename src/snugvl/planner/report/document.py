@@ -60,6 +60,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "why": why_engine(plan) if plan.choice else None,
         "instead": _choice(plan.instead, measured) if plan.instead else None,
         "beside": _choice(plan.beside, measured) if plan.beside else None,
+        "ours": _choice(plan.ours, measured) if plan.ours else None,
         "quicker": _choice(plan.quicker, measured) if plan.quicker else None,
         "held": _choice(plan.held, measured) if plan.held else None,
         "roomier": _choice(plan.roomier, measured) if plan.roomier else None,

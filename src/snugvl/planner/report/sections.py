@@ -20,7 +20,7 @@ from snugvl.planner.footprint.weights import crossing_bytes, part_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import by_reason, way_out, why_engine
-from snugvl.planner.speed import ASSUMED_LINK, roofline, speed_text, tower_crossing_s
+from snugvl.planner.speed import ASSUMED_LINK, roofline, seconds, speed_text, tower_crossing_s
 from snugvl.planner.wishes import Wishes
 
 Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
@@ -517,6 +517,14 @@ def _ways(plan: Plan, machine: Machine, *, pull: bool) -> Iterator[NextStep]:
     if plan.instead is not None:
         yield _to_be_found(plan.instead)
     yield from _run(choice, plan.wishes, machine, pull=pull)
+    if plan.ours is not None:
+        wait = plan.ours.speed.first_token_s
+        soon = f", first token after {seconds(wait)}" if wait else ""
+        where = (
+            f"By snugvl's own engine {plan.ours.option.model.name} runs, its experts in host memory as well"
+        )
+        title = f"{where}{_paced(plan.ours, ', at about')}{soon}"
+        yield from _run(plan.ours, plan.wishes.apart(), machine, title)
     if plan.beside is not None:
         beside = plan.beside
         fast = _paced(beside, ", at about")
