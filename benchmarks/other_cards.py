@@ -108,6 +108,7 @@ NETWORKS: dict[str, tuple[str, Storage]] = {
     "Qwen3.6-35B-A3B, fp8": (MIXTURE, FP8),
     "Qwen3.6-35B-A3B, int8": (MIXTURE, INT8),
     "Qwen3.6-35B-A3B, int4": (MIXTURE, INT4),
+    "Qwen3.6-35B-A3B, int4, experts in host memory": (MIXTURE, replace(INT4, expert_slots=64)),
     "Qwen2.5-VL-3B, int4": ("Qwen/Qwen2.5-VL-3B-Instruct", INT4),
     "Phi-3-mini, int6": ("microsoft/Phi-3-mini-4k-instruct", INT6),
     "Qwen2.5-0.5B, bf16": ("Qwen/Qwen2.5-0.5B-Instruct", BF16),
@@ -184,7 +185,7 @@ def network_of(name: str, hardware: Hardware) -> LoadableNetwork:
         network.decoder.embed_tokens.store_blocks([("Q6_K", network.decoder.embed_tokens.rows)])
     choose_formats(network, storage, Fp8Blocks(128, 128) if storage.layers == "fp8" else None)
     join_projections(network.decoder.layers)
-    return network_from(outline_of(network, network.config))
+    return network_from(replace(outline_of(network, network.config), slots=storage.expert_slots))
 
 
 def names_on(hardware: Hardware) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
-from snugvl.core.formats import QUALITY, Floor, Precision
+from snugvl.core.formats import FEW_BITS, QUALITY, Floor, Precision
 from snugvl.core.options import (
     ROWS,
     EmbeddingName,
@@ -128,7 +128,7 @@ class Wishes:
 
     def apart(self) -> "Wishes":
         """The wishes for a mixture on our own engine, its experts in host memory, in about a GGUF's bits."""
-        return replace(self, backend="native", experts="cpu", weights="int4")
+        return replace(self, backend="native", experts="cpu", weights=FEW_BITS[-1])
 
     def without(self, name: str) -> "Wishes":
         """All wishes but one, which is left to the solver."""
