@@ -155,9 +155,7 @@ def launches(job: CompileJob) -> dict[tuple[str, object], int]:
     return first
 
 
-def leave_out_repetitions(
-    job: CompileJob, monkeypatch: pytest.MonkeyPatch
-) -> dict[tuple[str, object], int]:
+def leave_out_repetitions(job: CompileJob, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, object], int]:
     """Leave steps out of a check that launch what steps before have launched: they take most of the time.
 
     Returns `launches(job)`.

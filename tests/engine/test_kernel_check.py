@@ -113,7 +113,7 @@ def raising(**_: object) -> None:
     raise RuntimeError("shared memory")
 
 
-# Packed weights are rounded and multiplied in the interpreter, which takes twice as long: one kind of fault does.
+# Packed weights take the interpreter twice as long: one kind of fault in them does.
 @pytest.mark.parametrize(
     ("kernel", "fault", "verdict"),
     [
