@@ -121,6 +121,7 @@ def test_layers_without_experts_among_them(made: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample("qwen3_5_moe")
 def test_fp8_as_published_is_read(family: str, made: Any) -> None:
     """Each expert by itself, in blocks with their scales."""
     options = Options(family, form="apart", fp8=True)
