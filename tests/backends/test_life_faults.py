@@ -258,7 +258,14 @@ async def back(service: Service, lives: int = 1) -> None:
 
 
 @pytest.mark.parametrize("name", SERVING)
-@pytest.mark.sample("wire-a crash with last words", "wire-a process that is frozen", "wire-garbage in place of an answer", "http-killed, as by the host's OOM killer", "http-a log that is too long", "http-a step that never ends")
+@pytest.mark.sample(
+    "wire-a crash with last words",
+    "wire-a process that is frozen",
+    "wire-garbage in place of an answer",
+    "http-killed, as by the host's OOM killer",
+    "http-a log that is too long",
+    "http-a step that never ends",
+)
 def test_a_fault_ends_what_runs_with_its_cause_and_the_engine_comes_back(
     name: str, side: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +321,12 @@ def test_a_death_while_idle_is_seen(side: Any) -> None:
 
 
 @pytest.mark.parametrize("name", STARTING)
-@pytest.mark.sample("wire-a crash with last words", "wire-an error that is reported", "http-a crash with last words", "http-a bug")
+@pytest.mark.sample(
+    "wire-a crash with last words",
+    "wire-an error that is reported",
+    "http-a crash with last words",
+    "http-a bug",
+)
 def test_a_fault_of_the_start_is_final_or_tried_again(name: str, side: Any) -> None:
     fault = STARTING[name]
     behaviour = fault.log if fault.log and side.name == "http" else fault.behaviour

@@ -206,6 +206,7 @@ def test_experts_in_few_bits_stay_close(weights: FormatName, made: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["whole", "apart"])
+@pytest.mark.sample("whole")
 def test_a_predictor_with_experts_guesses_and_changes_nothing(form: Form, made: Any) -> None:
     folder = made(Options(predictor=True, mtp_form=form))
     plain, ours = load(folder), load(folder, predictor=True)
