@@ -2,12 +2,13 @@
 # ruff: noqa: E402 - what is set here must be set before the imports
 
 import atexit
+import contextlib
 import gc
 import os
 import ssl
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import httpx2
 import pytest
 
 from tests.draws import draw_fewer
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.watchdog import pytest_runtest_protocol as pytest_runtest_protocol
 
 # No test finds the servers, the measurements and the configuration of whoever runs it.
@@ -61,6 +62,23 @@ def _made_once(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLCont
 
 for _module in (httpx._transports.default, httpx2._transports.default):
     _module.create_ssl_context = _made_once(_module.create_ssl_context)  # type: ignore[attr-defined]
+
+
+COMPILING_S = 120.0  # that the others wait for the first process, if it ends before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """In a fresh clone the first process compiles all that is imported, while mypy has the other processor.
+
+    The others wait until the last file has its bytecode: each of them would compile the same meanwhile.
+    """
+    first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
+    if not first and session.config.args == ["tests"] and os.access(__file__, os.W_OK):
+        last = max(Path(__file__).parent.rglob("test_*.py"), key=lambda path: path.parts)
+        with contextlib.suppress(AssertionError):
+            until(lambda: list(last.parent.glob(f"__pycache__/{last.stem}.*.pyc")), COMPILING_S)
+    return (yield)
 
 
 # Cases that the mark `sample` names and that were not collected yet, by test.

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import settings
 
-SHARE = float(os.environ.get("SNUGVL_DRAWS", "0.3"))
+SHARE = float(os.environ.get("SNUGVL_DRAWS", "0.2"))
 
 
 def draws(examples: int, **more: Any) -> settings:

@@ -258,6 +258,14 @@ async def back(service: Service, lives: int = 1) -> None:
 
 
 @pytest.mark.parametrize("name", SERVING)
+@pytest.mark.sample(
+    "wire-a crash with last words",
+    "wire-a process that is frozen",
+    "wire-garbage in place of an answer",
+    "http-killed, as by the host's OOM killer",
+    "http-a log that is too long",
+    "http-a step that never ends",
+)
 def test_a_fault_ends_what_runs_with_its_cause_and_the_engine_comes_back(
     name: str, side: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +321,12 @@ def test_a_death_while_idle_is_seen(side: Any) -> None:
 
 
 @pytest.mark.parametrize("name", STARTING)
+@pytest.mark.sample(
+    "wire-a crash with last words",
+    "wire-an error that is reported",
+    "http-a crash with last words",
+    "http-a bug",
+)
 def test_a_fault_of_the_start_is_final_or_tried_again(name: str, side: Any) -> None:
     fault = STARTING[name]
     behaviour = fault.log if fault.log and side.name == "http" else fault.behaviour
@@ -373,6 +387,7 @@ def test_a_start_that_hangs_is_ended(side: Any, monkeypatch: pytest.MonkeyPatch)
     run(test())
 
 
+@pytest.mark.sample("wire")
 def test_a_restart_that_fails_is_tried_again_until_it_works(side: Any, nothing_is_left: Path) -> None:
     """Of any kind: what served once may serve again. The cause stays visible, and the pauses grow."""
     seen = nothing_is_left / "seen"
@@ -392,6 +407,7 @@ def test_a_restart_that_fails_is_tried_again_until_it_works(side: Any, nothing_i
     run(test())
 
 
+@pytest.mark.sample("http")
 def test_deaths_after_a_good_while_are_not_in_a_row(side: Any) -> None:
     async def test() -> None:
         async with started(side.make("echo", replace(QUICK, settle_s=0.0))) as service:
@@ -417,6 +433,7 @@ def test_another_program_on_its_port_is_no_death(nothing_is_left: Path) -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["echo", "start:freeze"])
+@pytest.mark.sample("wire-start:freeze", "http-echo")
 def test_closing_ends_a_start(behaviour: str, side: Any) -> None:
     """As soon as there is a process, which listens to nobody yet, or never will."""
 
@@ -434,6 +451,7 @@ def test_closing_ends_a_start(behaviour: str, side: Any) -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.sample("wire-False", "http-True")
 def test_closing_ends_answers_and_may_come_twice(frozen: bool, side: Any) -> None:
     """As when draining has taken too long and the server ends at the same time; a frozen engine, too."""
 

@@ -134,13 +134,10 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precompile, "BEFORE", 20)
 
 
-def leave_out_repetitions(job: CompileJob, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Leave steps out of a check that launch what steps before have launched: they take most of the time.
-
-    They are found by a check that launches nothing. Returns how many variants of kernels all steps launch.
-    """
-    steps, seen = dict[int, set[object]](), set[object]()
-    batch, edges, size = precompile._batch, precompile.edges, 0
+def launches(job: CompileJob) -> dict[tuple[str, object], int]:
+    """The kernels and variants that a check of `job` launches, each with the tokens of the first step that
+    launches it. They are found by a check that launches nothing."""
+    first, batch, size = dict[tuple[str, object], int](), precompile._batch, 0
 
     def begun(lengths: tuple[int, ...], *more: Any, **options: Any) -> Any:
         nonlocal size
@@ -148,14 +145,22 @@ def leave_out_repetitions(job: CompileJob, monkeypatch: pytest.MonkeyPatch) -> i
         return batch(lengths, *more, **options)
 
     def launch(_: Checker, name: str, variant: object, *__: object) -> None:
-        if (name, variant) not in seen:
-            seen.add((name, variant))
-            steps.setdefault(size, set()).add((name, variant))
+        first.setdefault((name, variant), size)
 
     with pytest.MonkeyPatch.context() as dry:
         dry.setattr(precompile, "_batch", begun)
         dry.setattr(Checker, "_launch", launch)
         dry.setattr(kernel_check, "compared", lambda *_: (0.0, ""))
         check_kernels(job, torch.device("cpu"), lambda _: None)
+    return first
+
+
+def leave_out_repetitions(job: CompileJob, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, object], int]:
+    """Leave steps out of a check that launch what steps before have launched: they take most of the time.
+
+    Returns `launches(job)`.
+    """
+    first, edges = launches(job), precompile.edges
+    steps = set(first.values())
     monkeypatch.setattr(precompile, "edges", lambda most: [n for n in edges(most) if n in steps or n == most])
-    return len(seen)
+    return first

@@ -107,6 +107,7 @@ def played(engine: Engine, script: Script) -> Said:
     slots=st.integers(2, 5),
     more=st.integers(0, 12),
 )
+@pytest.mark.sample("off-attention", "ngram-states")
 def test_both_loops_say_the_same(
     kind: str, drafts: str, script: Script, blocks: int, slots: int, more: int
 ) -> None:

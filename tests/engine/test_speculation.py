@@ -258,6 +258,7 @@ class Sure:
         return [7] * most
 
 
+@pytest.mark.sample("HybridToy")
 def test_a_seed_draws_the_same(kind: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
     """So the distribution is that without guesses: each place has its own random number."""
     monkeypatch.setattr(speculation, "NgramProposer", Sure)

@@ -87,6 +87,7 @@ def loaded(path: Path, **said: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample("qwen35moe")
 def test_64_greedy_tokens_are_the_checkpoints(name: str, made: Any) -> None:
     """With a picture, and where there is one with the predictor."""
     root = made(name)
@@ -199,6 +200,7 @@ def test_gate_and_up_of_two_types_are_refused_by_name(made: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample("qwen35", "qwen3vlmoe")
 def test_llama_cpp_answers_the_same(name: str, made: Any) -> None:
     pytest.importorskip("xllamacpp")
     file = made(name) / "model.gguf"

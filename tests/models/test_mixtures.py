@@ -121,6 +121,7 @@ def test_layers_without_experts_among_them(made: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample("qwen3_5_moe")
 def test_fp8_as_published_is_read(family: str, made: Any) -> None:
     """Each expert by itself, in blocks with their scales."""
     options = Options(family, form="apart", fp8=True)
@@ -205,6 +206,7 @@ def test_experts_in_few_bits_stay_close(weights: FormatName, made: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["whole", "apart"])
+@pytest.mark.sample("whole")
 def test_a_predictor_with_experts_guesses_and_changes_nothing(form: Form, made: Any) -> None:
     folder = made(Options(predictor=True, mtp_form=form))
     plain, ours = load(folder), load(folder, predictor=True)

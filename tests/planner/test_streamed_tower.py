@@ -127,6 +127,7 @@ def test_it_streams_where_nothing_else_fits_and_says_the_price() -> None:
     ],
     ids=["8B", "documents", "two at once", "7B in a long context", "hybrid"],
 )
+@pytest.mark.sample("hybrid", "two at once")
 def test_it_comes_back_with_no_smaller_images_and_no_shorter_context(
     facts: Candidate, wishes: Wishes
 ) -> None:

@@ -58,6 +58,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("given", [True, False])
+@pytest.mark.sample("True")
 def test_columns_of_many_sizes_are_made_alike(
     quantize: Run, files: Path, tiny_whole: Path, tmp_path: Path, *, given: bool
 ) -> None:

@@ -150,6 +150,7 @@ def test_more_memory_never_gives_less_of_what_people_value(
         ("detect", "rtx-4090", {}), ("batch", "rtx-3060", {}),
     ],
 )  # fmt: skip
+@pytest.mark.sample("documents-rtx-3060-machine1", "detect-rtx-4090-machine2")
 def test_a_name_changes_nothing(purpose: Any, card: str, machine: dict[str, Any]) -> None:
     """Who names the model that a plan recommends gets the same settings, from `plan` and from `serve`."""
     from snugvl.planner.recommend import catalogue_candidates

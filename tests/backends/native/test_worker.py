@@ -48,6 +48,7 @@ def test_a_bug_in_the_engine_ends_what_runs_and_refuses_what_comes(
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError("a bug"), ImportError("a bug")])
+@pytest.mark.sample("error1")
 def test_a_fault_of_an_answers_text_ends_that_request_alone(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

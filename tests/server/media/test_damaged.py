@@ -43,6 +43,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sample("0")
 def test_damaged_files(seed: int) -> None:
     chance = random.Random(seed)
 

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ Serve = Callable[..., str]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A page takes a second or two."""
     for item in items:
-        if "open_page" in getattr(item, "fixturenames", ()):
+        if {"open_page", "open_once"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 
@@ -60,9 +60,12 @@ def serve() -> Iterator[Serve]:
         yield lambda service, settings=None: servers.enter_context(live(service, settings))
 
 
-@pytest.fixture
-def open_page(browser: Browser, problems: list[str], serve: Serve) -> Iterator[OpenPage]:
-    """`open_page(url, width, height, **options of the browser context)`."""
+@contextmanager
+def pages(browser: Browser, problems: list[str]) -> Iterator[OpenPage]:
+    """`open_page(url, width, height, **options of the browser context)`; its pages are closed at the end.
+
+    What the console says goes to `problems`.
+    """
     contexts = []
 
     def open_page(url: str, width: int = 1440, height: int = 900, **options: Any) -> Page:
@@ -79,6 +82,22 @@ def open_page(browser: Browser, problems: list[str], serve: Serve) -> Iterator[O
     yield open_page
     for context in contexts:
         context.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, problems: list[str], serve: Serve) -> Iterator[OpenPage]:
+    """`open_page(url, width, height, **options of the browser context)`."""
+    with pages(browser, problems) as open_page:
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def open_once(browser: Browser) -> Iterator[OpenPage]:
+    """As `open_page`, for a page that tests of a module share, as they only look at it."""
+    problems: list[str] = []
+    with pages(browser, problems) as open_page:
+        yield open_page
+    assert not problems
 
 
 LOUD = ("error", "warning")

@@ -59,7 +59,7 @@ def test_a_conversation_sends_every_turn_and_the_picture_once(
     assert picture.image.size == (128, 96)
 
 
-def test_stop_keeps_what_was_said_and_ends_the_request(
+def test_stop_and_escape_keep_what_was_said_and_end_the_request(
     serve: Serve, open_page: OpenPage, shapes: Path
 ) -> None:
     service = FakeService(Script(MANY, wait_s=0.02))
@@ -77,14 +77,9 @@ def test_stop_keeps_what_was_said_and_ends_the_request(
     ask(page, "And now?")
     expect(answers(page).last).to_have_text("done")
     assert said(service.requests[-1])[1][1].startswith("word0 word1")
-
-
-def test_escape_stops(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
-    base = serve(FakeService(Script(MANY, wait_s=0.02)))
-    page = open_page(base)
-    choose(page, shapes)
-    ask(page, "Go on")
-    expect(page.locator(".turn.assistant")).to_contain_text("word3")
+    service.script = Script(MANY, wait_s=0.02)
+    ask(page, "Go on again")
+    expect(page.locator(".turn.assistant").last).to_contain_text("word3")
     page.keyboard.press("Escape")
     expect(page.locator("#ask-form .job-status")).to_have_text("Stopped.")
 

@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, choose, detect
 
-SIZES = [(1440, 900), (390, 844)]
+WIDE, NARROW = (1440, 900), (390, 844)
 Rectangle = tuple[float, float, float, float]
 
 
@@ -67,37 +67,37 @@ def rotated(path: Path) -> Path:
     return sideways
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.sample("390-844")
-def test_boxes_are_where_the_api_says(
-    url: str, open_page: OpenPage, shapes: Path, width: int, height: int
-) -> None:
-    page = open_page(url, width, height)
-    choose(page, shapes)
+@pytest.fixture(scope="module")
+def found_once(
+    url: str, open_once: OpenPage, picture: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> Page:
+    path = tmp_path_factory.mktemp("detect") / "shapes.png"
+    path.write_bytes(picture)
+    page = open_once(url)
+    choose(page, path)
     detect(page)
+    return page
+
+
+@pytest.fixture
+def found(found_once: Page) -> Page:
+    """A page that has found the things in `shapes`; tests that only look at it share it."""
+    found_once.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
+    found_once.locator("h1").hover()
+    return found_once
+
+
+def test_boxes_are_where_the_api_says_in_every_window(url: str, found: Page, shapes: Path) -> None:
     answer = answered(url, shapes)
     assert len(answer["objects"]) == 2
-    assert_drawn_where_the_api_says(page, answer)
+    for width, height in (WIDE, NARROW, (1000, 500)):
+        found.set_viewport_size({"width": width, "height": height})
+        assert_drawn_where_the_api_says(found, answer)
 
 
-def test_boxes_follow_the_picture_when_the_window_changes(
-    url: str, open_page: OpenPage, shapes: Path
-) -> None:
-    page = open_page(url)
-    choose(page, shapes)
-    detect(page)
-    answer = answered(url, shapes)
-    for width, height in ((1440, 900), (390, 844), (1000, 500)):
-        page.set_viewport_size({"width": width, "height": height})
-        assert_drawn_where_the_api_says(page, answer)
-
-
-@pytest.mark.parametrize(("width", "height"), SIZES[1:])
-def test_boxes_of_a_picture_that_exif_turns(
-    url: str, open_page: OpenPage, shapes: Path, width: int, height: int
-) -> None:
+def test_boxes_of_a_picture_that_exif_turns(url: str, open_page: OpenPage, shapes: Path) -> None:
     sideways = rotated(shapes)
-    page = open_page(url, width, height)
+    page = open_page(url, *NARROW)
     choose(page, sideways)
     expect(page.locator("#picture-facts")).to_contain_text("128 × 96 px")
     detect(page)
@@ -118,22 +118,17 @@ def saved_png(page: Page) -> Image.Image:
     return Image.open(BytesIO(Path(download.value.path()).read_bytes())).convert("RGB")
 
 
-def test_the_list_says_the_same(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
-    choose(page, shapes)
-    detect(page)
+def test_the_list_says_the_same(url: str, found: Page, shapes: Path) -> None:
     answer = answered(url, shapes)
-    expect(page.locator("#detect-summary")).to_have_text("2 objects found.")
+    expect(found.locator("#detect-summary")).to_have_text("2 objects found.")
     for thing in answer["objects"]:
         x1, y1, x2, y2 = (int(thing["box"][side] + 0.5) for side in ("x1", "y1", "x2", "y2"))
-        item = page.get_by_role("button", name=thing["label"])
+        item = found.get_by_role("button", name=thing["label"])
         expect(item).to_contain_text(f"{x1}, {y1} – {x2}, {y2} px")
 
 
-def test_a_box_and_its_line_light_up_together(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
-    choose(page, shapes)
-    detect(page)
+def test_a_box_and_its_line_light_up_together(found: Page) -> None:
+    page = found
     line = page.locator(".detection").filter(has_text="circle")
     box = page.locator(".box").filter(has_text="circle")
     box.hover()
@@ -160,12 +155,9 @@ def test_only_what_was_asked_for(url: str, open_page: OpenPage, shapes: Path) ->
     assert_drawn_where_the_api_says(page, answered(url, shapes, objects="red circle"))
 
 
-def test_png_has_the_boxes(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
-    choose(page, shapes)
-    detect(page)
+def test_png_has_the_boxes(url: str, found: Page, shapes: Path) -> None:
     first = answered(url, shapes)["objects"][0]["box"]
-    saved = saved_png(page)
+    saved = saved_png(found)
     assert saved.size == (128 * 4, 96 * 4)  # small pictures are enlarged, so that labels can be read
     edge = (round(first["x1"] * 4), round(2 * (first["y1"] + first["y2"])))
     assert saved.getpixel(edge) == pytest.approx((0xC2, 0x18, 0x5B), abs=40)  # smoothed between pixels
@@ -184,19 +176,17 @@ def test_coco_is_what_the_server_writes(url: str, open_page: OpenPage, shapes: P
     assert data == answered(url, shapes, objects="blue square,red circle,cat", format="coco")
 
 
-def test_boxes_can_be_hidden(url: str, open_page: OpenPage, shapes: Path) -> None:
+def test_boxes_can_be_hidden_and_do_not_stay_for_the_next_picture(
+    url: str, open_page: OpenPage, shapes: Path
+) -> None:
     page = open_page(url)
     choose(page, shapes)
     detect(page)
     page.get_by_role("button", name="Hide the boxes").click()
     expect(page.locator(".box")).to_have_count(0)
     expect(page.locator("#detect-result")).to_be_hidden()
-
-
-def test_boxes_of_one_picture_do_not_stay_for_the_next(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
-    choose(page, shapes)
-    detect(page)
+    page.get_by_role("button", name="Find objects").click()
+    expect(page.locator(".box")).to_have_count(2)
     other = shapes.with_name("other.png")
     other.write_bytes(shapes.read_bytes())
     choose(page, other)
@@ -217,14 +207,11 @@ def test_nothing_found_and_labels_are_text(serve: Serve, open_page: OpenPage, sh
     assert drawn(page, 1000, 1000) == [pytest.approx((100, 200, 300, 400), abs=2)]
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES[1:])
-def test_labels_stay_on_the_picture(
-    serve: Serve, open_page: OpenPage, shapes: Path, width: int, height: int
-) -> None:
+def test_labels_stay_on_the_picture(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
     label = "a very long label that a model wrote for no good reason at all"
     boxes = [[600, 500, 690, 600], [900, 500, 990, 600], [10, 10, 90, 90], [880, 5, 990, 60]]
     words = json.dumps([{"bbox_2d": box, "label": label} for box in boxes])
-    page = open_page(serve(FakeService(Script((words,)))), width, height)
+    page = open_page(serve(FakeService(Script((words,)))), *NARROW)
     choose(page, shapes)
     detect(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

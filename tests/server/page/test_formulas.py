@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from playwright.sync_api import Locator, expect
+import pytest
+from playwright.sync_api import Locator, Page, expect
 
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, take_sample
@@ -128,20 +129,26 @@ def test_a_wide_formula_scrolls_by_itself(serve: Serve, open_page: OpenPage) -> 
     block.page.wait_for_function("(node) => node.scrollLeft > 0", arg=block.element_handle())
 
 
-def test_what_is_a_formula_and_what_an_amount(url: str, open_page: OpenPage) -> None:
-    found = open_page(url).evaluate(FORMULAS_OF, list(READ))
+@pytest.fixture(scope="module")
+def page(url: str, open_once: OpenPage) -> Page:
+    """A page whose modules are asked; it stays as it is."""
+    return open_once(url)
+
+
+def test_what_is_a_formula_and_what_an_amount(page: Page) -> None:
+    found = page.evaluate(FORMULAS_OF, list(READ))
     assert dict(zip(READ, found, strict=True)) == READ
 
 
-def test_what_can_not_be_read_stays_as_it_was_written(url: str, open_page: OpenPage) -> None:
+def test_what_can_not_be_read_stays_as_it_was_written(page: Page) -> None:
     texts = [r"$\frac{a}$", r"$\nosuchcommand{x}$", "$" + "x" * 2500 + "$"]
-    for text, shown in zip(texts, open_page(url).evaluate(SHOWN, texts), strict=True):
+    for text, shown in zip(texts, page.evaluate(SHOWN, texts), strict=True):
         assert shown["text"] == text
         assert "math" not in shown["elements"]
 
 
-def test_a_hostile_formula_is_text(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)  # whose test fails when a policy is broken
+def test_a_hostile_formula_is_text(page: Page) -> None:
+    """A policy that is broken fails this test as well, at the end of the module."""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     found: list[dict[str, Any]] = page.evaluate(SHOWN, HOSTILE)

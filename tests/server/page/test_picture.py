@@ -29,8 +29,8 @@ def test_the_empty_page_says_what_to_do_and_offers_samples(url: str, open_page: 
 def test_every_sample_is_a_picture(url: str, open_page: OpenPage) -> None:
     page = open_page(url)
     for name in ("Shapes", "Garden", "Sign"):
-        page.reload()
         take_sample(page, name)
+        page.get_by_role("button", name=f"Remove sample-{name.lower()}.png").click()
 
 
 def test_choose_and_choose_another(url: str, open_page: OpenPage, shapes: Path) -> None:
