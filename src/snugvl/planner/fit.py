@@ -229,7 +229,7 @@ class Fitter:
             goal.context,
             goal.max_pixels,
             self.wishes.images if self.option.model.facts.vision else 0,
-            1 if self.rules.one_at_a_time else self.wishes.concurrency,
+            self.wishes.concurrency,
             tensor_parallel=spread.tensor,
             pipeline_parallel=spread.pipeline,
             data_parallel=spread.data,
@@ -328,7 +328,7 @@ class Fitter:
         def fits(count: int) -> bool:
             return self.fits(replace(settings, expert_slots=count))
 
-        return replace(settings, expert_slots=_highest(slots, mixture.count, 1, fits))
+        return replace(settings, expert_slots=highest(slots, mixture.count, 1, fits))
 
     def _filled(self, settings: Settings, most: int) -> Settings:
         """The settings with as large a KV pool as fits, up to `most` tokens."""
@@ -338,7 +338,7 @@ class Fitter:
         room = min(max(most - low, 0) // BLOCK_TOKENS, spare // each if each else most)
         return replace(
             settings,
-            pool_tokens=_highest(
+            pool_tokens=highest(
                 low,
                 low + room * BLOCK_TOKENS,
                 BLOCK_TOKENS,
@@ -378,10 +378,10 @@ class Fitter:
         def fits(context: int) -> bool:
             return self.fastest(replace(base, context=context)) is not None
 
-        return _highest(low, limit, CONTEXT_GRAIN, fits) if low <= limit and fits(low) else None
+        return highest(low, limit, CONTEXT_GRAIN, fits) if low <= limit and fits(low) else None
 
 
-def _highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:
+def highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:
     """The highest value, `low` plus steps of `grain`, that fits; all values below one that fits fit as well.
 
     It is searched from `high` down in steps that double, then by bisection: `high` is mostly nearly right.
