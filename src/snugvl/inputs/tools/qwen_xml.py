@@ -105,6 +105,8 @@ class _Parameters:
 class QwenXmlParser(HermesParser):
     """Reads calls between Hermes' markers; arguments become JSON as they come."""
 
+    heads = "{<"
+
     def __init__(self, use: ToolUse) -> None:
         super().__init__(use)
         self._tools = {tool.name: tool for tool in use.tools}
@@ -165,9 +167,9 @@ class QwenXmlParser(HermesParser):
         self._searched = len(self._buffer)
         return False
 
-    def _cut(self, state: Callable[[], bool], rest: str) -> None:
+    def _cut(self, state: Callable[[], bool], rest: str, *, lost: bool) -> None:
         if state != self._read_value:
-            super()._cut(state, rest)
+            super()._cut(state, rest, lost=lost)
         elif rest:
             value = rest[self._lead : len(rest) - held(rest, self._value_end)]
             quote = '"' if self._type != TEXT and "string" in self._type else ""
