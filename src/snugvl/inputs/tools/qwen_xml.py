@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from snugvl.core.messages import Tool, ToolUse
 from snugvl.errors import RequestError
-from snugvl.inputs.tools.enforceable import referred
+from snugvl.inputs.tools.enforceable import ended, referred
 from snugvl.inputs.tools.grammar import (
     ANY,
     COMPACT,
@@ -250,7 +250,7 @@ def _value(name: str, schema: Any, root: Mapping[str, Any], known: Types) -> lis
         return [f"{name}: {' | '.join(quoted(value + end) for value in written)}"]
     if "string" not in types:
         whole = {key: root[key] for key in ("$defs", "definitions") if key in root} | dict(schema)
-        made = json.dumps(whole | {"x-guidance": COMPACT})
+        made = json.dumps(ended(whole) | {"x-guidance": COMPACT})
         return [f"{name}: {name}_json {quoted(end)}", f"{name}_json: %json {made}"]
     return [f"{name}[lazy]: {_text(schema if types == TEXT else {}, escaped(end))}"]
 
