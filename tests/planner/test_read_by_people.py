@@ -279,6 +279,16 @@ def test_more_requests_at_once_than_fit_are_refused_with_how_many_do_and_what_ho
     assert other.choice.settings.concurrency == 64
 
 
+def test_a_model_in_comfort_is_led_to_where_llama_cpp_plans_one_request_at_a_time() -> None:
+    """An 8B with pictures of 256 tokens had been: llama.cpp never has comfort's four requests at once."""
+    plan, _, _ = read(None, "rx-7600", vram="6.5GiB", ram="12GiB")
+    assert plan.choice is not None
+    assert plan.choice.option.engine == "llamacpp"
+    assert plan.choice.option.model.name == "Qwen/Qwen3-VL-4B-Instruct-GGUF:Q4_K_M"
+    assert (plan.choice.tokens, plan.choice.settings.context) >= (2048, 8192)
+    assert plan.choice.score.led
+
+
 def test_several_requests_at_once_lead_to_no_engine_that_answers_one_at_a_time() -> None:
     plan, _, text = read("google/gemma-3-4b-it", "none", {"concurrency": 4}, ram="16GiB")
     assert plan.choice is None

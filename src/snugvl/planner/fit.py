@@ -129,13 +129,16 @@ class Fitter:
         """How far towards comfort the settings come: each of the four numbers of a goal, capped at comfort.
 
         Args:
-            led: whether the plan chose the model: few tokens a picture are then no reason to prefer it.
+            led: whether the plan chose the model: few tokens a picture are then no reason to prefer it, and
+                an engine that would run several requests at once if asked is no less comfortable with one.
         """
         most = COMFORT[self.wishes.good_for]
         fixed = not led and not scales(self.option.model)
         reached = comfort(self.goal(fitted), self.wishes.good_for, fixed_tokens=fixed)
         if self.wishes.max_pixels is not None:  # no larger ones are wanted, of no model
             reached = most[0], *reached[1:]
+        if led and "concurrency" in self.rules.honours and self.rules.at_once(most[3], 1) == 1:
+            reached = *reached[:3], most[3]
         if fitted.settings.gpus > 1 and reached[2] < most[2] and self._could_hold(fitted.settings, most[2]):
             return *reached[:2], most[2], reached[3]
         return reached
