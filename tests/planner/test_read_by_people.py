@@ -274,6 +274,8 @@ def test_more_requests_at_once_than_fit_are_refused_with_how_many_do_and_what_ho
     assert fewer.choice is not None
     assert fewer.choice.option.engine == "native"
     assert read("Qwen/Qwen3.5-4B", "rtx-5060", {"concurrency": int(most[1]) + 1})[0].choice is None
+    _, _, endless = read("Qwen/Qwen3.5-4B", "rtx-5060", {"concurrency": 10**24})
+    assert f"it fits with --concurrency {most[1]}" in endless
     other, _, _ = read(most[2], "rtx-5060", {"concurrency": 64})
     assert other.choice is not None
     assert other.choice.settings.concurrency == 64

@@ -167,7 +167,8 @@ def _changes(fitter: Fitter, least: Fitted) -> Iterator[tuple[str, Wishes]]:
     if wishes.context is not None and (context := fitter.longest_context_at(least.settings)) is not None:
         yield f"--context {context}", replace(wishes, context=context)
     if wishes.concurrency > 1:
-        count = highest(1, wishes.concurrency - 1, 1, lambda n: _fits(fitter, replace(wishes, concurrency=n)))
+        most = min(wishes.concurrency - 1, MOST_AT_ONCE)
+        count = highest(1, most, 1, lambda n: _fits(fitter, replace(wishes, concurrency=n)))
         yield f"--concurrency {count}", replace(wishes, concurrency=count)
     if wishes.memory_bytes is not None:
         needed = -(-(wishes.memory_bytes + least.missing_bytes) >> 20) << 20
@@ -231,6 +232,7 @@ def _refused(plan: Plan) -> str:
     return "; ".join(clauses)
 
 
+MOST_AT_ONCE: Final = 1 << 20  # requests; their states alone fill any GPU
 LARGEST_BYTES: Final = 192 << 30  # of the GPUs of the table
 
 
