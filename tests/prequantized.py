@@ -99,7 +99,21 @@ def gptq(group: int, *, version: int) -> Form:
     return Form(config, pack, biases=True)
 
 
+def auto_round(group: int) -> Form:
+    """AutoRound's format of symmetric integers: GPTQ's first, without the places of columns."""
+    form = gptq(group, version=1)
+
+    def pack(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> State:
+        return {name: each for name, each in form.pack(codes, zeros, scales).items() if name != "g_idx"}
+
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4,
+              "group_size": group, "sym": True, "data_type": "int", "autoround_version": "0.14.2",
+              "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}}}  # fmt: skip
+    return Form(config, pack)
+
+
 FORMS: dict[str, Form] = {
+    "auto-round": auto_round(128),
     "gptq": gptq(64, version=1),
     "gptq v2, 128": gptq(128, version=2),
     "awq": awq(64),

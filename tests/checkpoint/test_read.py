@@ -50,7 +50,7 @@ def plain() -> list[Row]:
 def stored(form: str, name: str, rows: int, columns: int) -> list[Row]:
     """One matrix in each form, as its own library writes it (group size 128)."""
     groups = columns // 128
-    if form == "awq":  # [in, out / 8]
+    if form in ("awq", "auto-round of awq"):  # [in, out / 8]
         return [
             row(f"{name}.qweight", "I32", columns, rows // 8),
             row(f"{name}.qzeros", "I32", groups, rows // 8),
@@ -71,6 +71,8 @@ def stored(form: str, name: str, rows: int, columns: int) -> list[Row]:
             row(f"{name}.weight_zero_point", "I32", rows // 8, groups),
             row(f"{name}.weight_shape", "I64", 2),
         ]
+    if form == "auto-round":  # as GPTQ, without the places of columns
+        return stored("gptq4", name, rows, columns)[:-1]
     if form == "int":
         return [row(f"{name}.weight", "I8", rows, columns), row(f"{name}.weight_scale", "BF16", rows, 1)]
     if form == "float":
@@ -92,6 +94,18 @@ FORMS: dict[str, tuple[dict[str, Any] | None, str | None, float]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4", 0.5),
     "gptq4": ({"quant_method": "gptq", "bits": 4}, "int4", 0.5),
     "gptq8": ({"quant_method": "gptq", "bits": 8}, "int8", 1.0),
+    "auto-round": ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, "int4", 0.5),
+    "auto-round of awq": (
+        {
+            "quant_method": "auto_round",
+            "bits": 4,
+            "group_size": 128,
+            "packing_format": "auto_round:auto_awq",
+            "extra_config": {"lm_head": {"bits": 16}},
+        },
+        "int4",
+        0.5,
+    ),
     "packed": (compressed(4, "int"), "int4", 0.5),
     "int": (compressed(8, "int"), "int8", 1.0),
     "float": (compressed(8, "float"), "fp8", 1.0),
@@ -122,7 +136,7 @@ def test_each_form_is_read_part_by_part(form: str, tmp_path: Path) -> None:
     beside = sum(len(stored(form, "x", 256, 256)) - 1 for _ in MATRICES)
     assert sum(tensor.role == "scale" for tensor in facts.tensors) == beside
     assert all(tensor.loaded for tensor in facts.tensors if tensor.role != "scale")
-    assert facts.native == (form in ("plain", "awq"))
+    assert facts.native == (form in ("plain", "awq", "auto-round", "auto-round of awq"))
 
 
 def test_experts_stored_one_by_one_are_the_same_model(tmp_path: Path) -> None:
@@ -166,9 +180,20 @@ def test_experts_stored_one_by_one_are_the_same_model(tmp_path: Path) -> None:
         ({"quant_method": "awq", "bits": 3}, "3-bit integers"),
         (
             {"quant_method": "bitsandbytes"},
-            "is 'bitsandbytes'; fp8, compressed-tensors, awq, gptq and snugvl",
+            "is 'bitsandbytes'; fp8, compressed-tensors, awq, gptq, auto-round and snugvl",
         ),
         ({"quant_method": "gptq"}, "has no 'bits'"),
+        ({"quant_method": "auto-round", "bits": 2}, "2-bit integers"),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "x"}, "packing_format 'x'"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 2}}},
+            "modules of 2 bits beside 4",
+        ),
+        (
+            {"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": [2]}}},
+            r"modules of \[2\] bits beside 4",
+        ),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": ["x"]}, "packing_format"),
         ({"bits": 4}, "has no 'quant_method'"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "mixes weights of no kind"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": 3}}, "has no 'weights'"),

@@ -523,8 +523,9 @@ def test_a_gguf_without_a_llama_cpp_is_refused_with_the_way_and_the_plan(
     assert "there is no program '/nowhere/x'" in capsys.readouterr().err
 
 
-def test_attaching_to_a_llama_server(served: Served) -> None:
+def test_attaching_to_a_llama_server(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve("--attach", "http://127.0.0.1:8001", "--backend", "llamacpp") == 0
+    assert "llamacpp at http://127.0.0.1:8001, which is neither" in capsys.readouterr().out
     assert isinstance(served.services[-1], LlamacppEngine)
     assert served.services[-1].choice.attach == "http://127.0.0.1:8001"
 

@@ -590,8 +590,7 @@ def _worse(before: Choice, after: Choice) -> str:
     if slower and ((more < bits and not finer_cache) or (more == bits and not gained)):
         return f"{more:g} bits at {now:.1f} tokens/s instead of {bits:g} at {was:.1f}"
     back = before.option.offload and not after.option.offload  # from the last resort, many times slower
-    more_at_once = after.settings.concurrency > before.settings.concurrency  # transformers has one
-    exempt = back or more_at_once or _far_quicker(before, after)  # a GPU instead of the processor
+    exempt = back or _far_quicker(before, after)  # a GPU instead of the processor
     if before.settings.weights_name == after.settings.weights_name and not exempt:
         if after.settings.context < before.settings.context:
             return f"a context of {after.settings.context} instead of {before.settings.context}"

@@ -65,6 +65,8 @@ def test_only_what_differs_between_engines_is_special() -> None:
     given = {"kv_cache": "fp8", "tower": "resident", "speculation": "mtp", "weights": "int4", "context": 5}
     assert special(given) == {"kv_cache": "fp8", "speculation": "mtp"}
     assert special({"step_graphs": False}) == {"step_graphs": False}
+    assert special({"concurrency": 1}) == {}
+    assert special({"concurrency": 2}) == {"concurrency": 2}
     assert lacking("vllm", given) == {"speculation": "mtp"}
 
 

@@ -14,6 +14,7 @@ from snugvl.cli.app import app
 from snugvl.cli.options import MachineChoice
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import GIB
+from snugvl.errors import RequestError
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Machine
 from snugvl.planner.plan import Plan
@@ -263,9 +264,40 @@ def test_formats_of_a_cache_are_those_of_its_engine() -> None:
     assert "FP8" not in text
 
 
-def test_one_request_at_a_time_is_said_where_more_were_asked_for() -> None:
-    _, _, text = read("Qwen/Qwen3-VL-2B-Instruct", "rtx-3090", {"backend": "transformers", "concurrency": 8})
-    assert "answers one request after the other: of 8 at the same time 7 wait." in text
+def test_more_requests_at_once_than_fit_are_refused_with_how_many_do_and_what_holds_as_many() -> None:
+    """transformers, which answers one request after the other, had been said to fit 64."""
+    plan, _, text = read("Qwen/Qwen3.5-4B", "rtx-5060", {"concurrency": 64})
+    assert plan.choice is None
+    most = re.search(r"Way out: it fits with --concurrency (\d+); (\S+) fits, in ", text)
+    assert most is not None, text
+    fewer, _, _ = read("Qwen/Qwen3.5-4B", "rtx-5060", {"concurrency": int(most[1])})
+    assert fewer.choice is not None
+    assert fewer.choice.option.engine == "native"
+    assert read("Qwen/Qwen3.5-4B", "rtx-5060", {"concurrency": int(most[1]) + 1})[0].choice is None
+    _, _, endless = read("Qwen/Qwen3.5-4B", "rtx-5060", {"concurrency": 10**24})
+    assert f"it fits with --concurrency {most[1]}" in endless
+    other, _, _ = read(most[2], "rtx-5060", {"concurrency": 64})
+    assert other.choice is not None
+    assert other.choice.settings.concurrency == 64
+
+
+def test_a_model_in_comfort_is_led_to_where_llama_cpp_plans_one_request_at_a_time() -> None:
+    """An 8B with pictures of 256 tokens had been: llama.cpp never has comfort's four requests at once."""
+    plan, _, _ = read(None, "rx-7600", vram="6.5GiB", ram="12GiB")
+    assert plan.choice is not None
+    assert plan.choice.option.engine == "llamacpp"
+    assert plan.choice.option.model.name == "Qwen/Qwen3-VL-4B-Instruct-GGUF:Q4_K_M"
+    assert (plan.choice.tokens, plan.choice.settings.context) >= (2048, 8192)
+    assert plan.choice.score.led
+
+
+def test_several_requests_at_once_lead_to_no_engine_that_answers_one_at_a_time() -> None:
+    plan, _, text = read("google/gemma-3-4b-it", "none", {"concurrency": 4}, ram="16GiB")
+    assert plan.choice is None
+    assert "Without --concurrency 4 it fits" in text
+    assert "with transformers: --concurrency 4 is for snugvl's own engine, vLLM and llama.cpp alone" in text
+    with pytest.raises(RequestError, match=r"--concurrency 8 is not for transformers .*say --backend native"):
+        read("Qwen/Qwen3-VL-2B-Instruct", "rtx-3090", {"backend": "transformers", "concurrency": 8})
 
 
 # Every option of `plan` that is no machine's and no output's, from the command itself.

@@ -86,7 +86,7 @@ def test_no_plan_exceeds_its_budget_or_ignores_a_wish(
         assert choice.budget.usable_bytes <= on.gpus[0].free_bytes
         assert wishes.backend in ("auto", chosen.engine)
         assert wishes.context is None or chosen.context == wishes.context
-        assert chosen.concurrency == (1 if chosen.engine == "transformers" else wishes.concurrency)
+        assert chosen.concurrency == wishes.concurrency
         assert chosen.images * choice.tokens < chosen.context
         if wishes.images:
             assert choice.tokens >= wishes.least_image_tokens

@@ -381,8 +381,8 @@ def test_one_more_gpu_is_not_taken_for_what_fits_without() -> None:
 
 
 def test_a_way_out_on_a_processor_promises_no_figure_where_a_gpu_may_take_it() -> None:
-    words = "Qwen/Qwen2.5-VL-3B-Instruct --gpu arc-b580 --held 951MiB --max-pixels {} --concurrency 64"
-    here = describe("arc-b580", held=951 * MIB)
+    words = "Qwen/Qwen2.5-VL-3B-Instruct --gpu arc-b580 --held 8GiB --max-pixels {}"
+    here = describe("arc-b580", held=8 << 30)
     notes = "\n".join(report(planned_words(words.format(4194304)), here).notes)
     assert "may fit the GPU; see what becomes of it with --max-pixels 262144" in notes
     after = planned_words(words.format(262144)).choice

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
@@ -39,6 +39,7 @@ class Script:
         refusal: raised by `submit`.
         submit_s: how long `submit` takes.
         stop: the stop string that ended it.
+        finish: why it ended.
     """
 
     words: Sequence[str] = ("Hello", " there")
@@ -47,6 +48,7 @@ class Script:
     refusal: Exception | None = None
     submit_s: float = 0.0
     stop: str | None = None
+    finish: Literal["stop", "length"] = "stop"
 
     def steps(self, choices: int) -> Iterator["Step"]:
         """Deltas of so many equal choices, and how they end."""
@@ -57,7 +59,7 @@ class Script:
             return
         usage = Usage(7, len(self.words) * choices, 2)
         yield tuple(
-            Delta("", choice, (), "stop", usage if choice == choices - 1 else None, self.stop)
+            Delta("", choice, (), self.finish, usage if choice == choices - 1 else None, self.stop)
             for choice in range(choices)
         )
 

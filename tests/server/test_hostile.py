@@ -130,6 +130,19 @@ RAW = {
     "HTTP/1.0": (b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n", 200),
     "two lengths": (
         f"POST {CHAT} HTTP/1.1\r\n{LINES}Content-Length: 2\r\nContent-Length: 3\r\n\r\n{{}}".encode(), 400),
+    "the same length twice": (
+        f"POST {CHAT} HTTP/1.1\r\n{LINES}Content-Length: 2\r\nContent-Length: 2\r\n\r\n{{}}".encode(), 400),
+    "chunked twice": (
+        f"POST {CHAT} HTTP/1.1\r\n{LINES}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "0\r\n\r\n".encode(), 400),
+    "two hosts": (f"GET /health HTTP/1.1\r\n{LINES}Host: evil.example\r\n\r\n".encode(), 400),
+    "the same host twice": (f"GET /health HTTP/1.1\r\n{LINES}Host: localhost\r\n\r\n".encode(), 400),
+    "two origins": (
+        f"POST {CHAT} HTTP/1.1\r\n{LINES}Origin: http://localhost\r\nOrigin: http://evil.example\r\n"
+        "Content-Length: 2\r\n\r\n{}".encode(), 400),
+    "two types of content": (
+        f"POST {CHAT} HTTP/1.1\r\n{LINES}Content-Type: application/json\r\nContent-Type: text/plain\r\n"
+        "Content-Length: 2\r\n\r\n{}".encode(), 400),
     "a negative length": (f"POST {CHAT} HTTP/1.1\r\n{LINES}Content-Length: -1\r\n\r\n".encode(), 400),
     "a length of letters": (f"POST {CHAT} HTTP/1.1\r\n{LINES}Content-Length: abc\r\n\r\n".encode(), 400),
     "a length of 2^70": (
@@ -270,7 +283,10 @@ def test_keys_that_open_nothing(locked: str, headers: dict[str, str]) -> None:
 
 def test_several_keys_in_one_request(locked: str) -> None:
     many = [("Authorization", "Bearer wrong"), ("Authorization", "Bearer secret")]
-    assert httpx.get(f"{locked}/version", headers=many).status_code == 401
+    for headers in (many, many[::-1], [("x-api-key", "secret")] * 2):
+        answer = httpx.get(f"{locked}/version", headers=headers)
+        assert answer.status_code == 400
+        assert "stands in the request 2 times; send one" in answer.json()["error"]["message"]
 
 
 def test_keys_are_compared_in_constant_time(locked: str, monkeypatch: pytest.MonkeyPatch) -> None:

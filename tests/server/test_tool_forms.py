@@ -27,6 +27,8 @@ ANSWERS = {
     "</parameter>\n</function>\n</tool_call>",
 }
 
+ENDS_AT_A_LIMIT = ('"length"', '"max_output_tokens"', '"model_context_window_exceeded"')
+
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[FakeService, str]]:
@@ -92,6 +94,32 @@ def test_ollamas_chat(url: str) -> None:
     (call,) = message["tool_calls"]
     assert (message["content"], call["function"]["name"]) == ("So:", "run")
     assert call["function"]["arguments"] == ARGUMENTS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", ["hermes", "mistral"])
+def test_a_call_that_a_limit_cuts_before_its_arguments_is_no_text(
+    served: tuple[FakeService, str], form: str, stream: bool
+) -> None:
+    service, url = served
+    begun = ANSWERS[form][: ANSWERS[form].index("run") + 2]
+    service.script = Script(["So:\n", begun], finish="length")
+    service.capabilities = replace(CAPABILITIES, tool_form=ToolForm(form))
+    tool = {"type": "function", "function": FUNCTION}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": HI, "tools": [tool]},
+        "/v1/responses": {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]},
+        "/v1/messages": {"model": "pocket", "max_tokens": 9, "messages": HI,
+                         "tools": [{"name": "run", "input_schema": SCHEMA}]},
+        "/api/chat": {"model": "pocket", "messages": HI, "tools": [tool]},
+    }  # fmt: skip
+    for path, body in bodies.items():
+        answer = httpx.post(url + path, json={**body, "stream": stream}, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        assert "So:" in answer.text
+        assert "TOOL_CALLS" not in answer.text, path
+        assert "tool_call>" not in answer.text, path
+        assert any(word in answer.text for word in ENDS_AT_A_LIMIT), path
 
 
 @pytest.mark.parametrize("stream", [False, True])

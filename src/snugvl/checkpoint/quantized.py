@@ -4,12 +4,14 @@ form                            the matrix                  beside it
 FP8 blocks (Qwen)               X.weight                    X.weight_scale_inv
 compressed-tensors, packed      X.weight_packed             X.weight_scale, _zero_point, _shape, _g_idx
 compressed-tensors, int, float  X.weight                    X.weight_scale, _zero_point, X.input_scale
-AWQ, GPTQ                       X.qweight (int32)           X.qzeros, X.scales, X.g_idx
+AWQ, GPTQ, AutoRound            X.qweight (int32)           X.qzeros, X.scales, X.g_idx
 our own (`snugvl quantize`)     X.weight_codes              X.weight_upper, _scale, _zero
 
 `quantization_config` says which it is: `read_packing` for the plan of any engine, `read_layout` for ours.
 Sources: AutoAWQ, `awq/models/_config.py` (MIT); compressed-tensors, `quantization/quant_config.py` and
-`quant_args.py` (Apache-2.0); GPTQModel, `gptqmodel/quantization/config.py` (Apache-2.0).
+`quant_args.py` (Apache-2.0); GPTQModel, `gptqmodel/quantization/config.py` (Apache-2.0); AutoRound,
+`auto_round/export/export_to_autoround/export.py` and `auto_round_extension/torch/qlinear_torch_zp.py`
+(Apache-2.0).
 """
 
 import re
@@ -29,7 +31,8 @@ OWN_CODES: Final = "weight_codes"  # how names of its codes end
 OWN_UPPER: Final = "weight_upper"  # how names of their upper bits end, where they are in two planes
 _WORDS: Final = {1: "U8", 2: "I16", 4: "I32"}  # of eight codes' bits in a plane
 OWN_INSTEAD = "use our own engine (--backend native), or the checkpoint that it was made of"
-_METHODS = ("fp8", "compressed-tensors", "awq", "gptq", OWN)
+_METHODS = ("fp8", "compressed-tensors", "awq", "gptq", "auto-round", OWN)
+_AUTO_ROUND: Final = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}  # as packing_format
 _GROUPS = "32, 64 or 128"
 INSTEAD = f"use the 16-bit checkpoint with --weights {PREQUANTIZED[4]}, or --backend transformers or vllm"
 _PACKED = (".qweight", ".weight_packed", ".weight_codes")
@@ -80,6 +83,8 @@ def read_packing(root: Section) -> Packing | None:
         case "snugvl":
             kind = _own_weights(section)
             return Packing(kind, FORMATS[kind].planes[0], mixed=True, own=True)
+        case "auto-round":
+            return _auto_round_packing(section)
         case method:
             return _integers(section.count("bits"), method, section.where)
 
@@ -101,6 +106,8 @@ def read_layout(root: Section) -> Fp8Blocks | PackedInt4 | None:
             return _awq(section)
         case "gptq":
             return _gptq(section)
+        case "auto-round":
+            return _auto_round_layout(section)
         case "snugvl":
             return PackedInt4(OWN, max(GROUPS), bits=FORMATS[_own_weights(section)].bits)
         case _:
@@ -116,11 +123,10 @@ def _settings(root: Section) -> Section | None:
 
 def _method(section: Section) -> str:
     """The quantisation's method, one of `_METHODS`."""
-    method = str(section.get("quant_method", str)).replace("compressed_tensors", "compressed-tensors")
+    method = str(section.get("quant_method", str)).replace("_", "-")
     if method not in _METHODS:
-        raise UnsupportedModel(
-            f"{section.where} is {shown(method)}; fp8, compressed-tensors, awq, gptq and snugvl can be read"
-        )
+        known = f"{', '.join(_METHODS[:-1])} and {_METHODS[-1]}"
+        raise UnsupportedModel(f"{section.where} is {shown(method)}; {known} can be read")
     return method
 
 
@@ -247,6 +253,46 @@ def _gptq(section: Section) -> PackedInt4:
         _refuse(section, "gptq", found, wanted)
     offset = int(found["checkpoint_format"] == "gptq")
     return PackedInt4("gptq", values["group_size"], offset=offset)
+
+
+def _auto_round_packing(section: Section) -> Packing:
+    """AutoRound's packing, which is GPTQ's or AWQ's. Modules of their own may have 8 bits beside 4, or 16."""
+    if (form := _auto_round_form(section)) not in _AUTO_ROUND:
+        known = " and ".join(_AUTO_ROUND)
+        raise UnsupportedModel(f"{section.where} has packing_format {shown(form)}; {known} can be read")
+    packing = _integers(section.count("bits"), "auto-round", section.where)
+    others = {str(each["bits"]) for each in _auto_round_others(section).values()} - {str(packing.bits)}
+    if others - {"8"} or (others and packing.bits != 4):
+        found = f"modules of {', '.join(sorted(others))} bits beside {packing.bits}"
+        raise UnsupportedModel(f"{section.where} has {found}; 8 beside 4 can be read")
+    return replace(packing, mixed=bool(others))
+
+
+def _auto_round_layout(section: Section) -> PackedInt4:
+    """Read AutoRound's layout: GPTQ's or AWQ's, without modules in other bits."""
+    _auto_round_packing(section)
+    found = {
+        "data_type": section.values.get("data_type", "int"),
+        "act_bits": section.values.get("act_bits", 16),
+        "extra_config": _auto_round_others(section) or None,
+    }
+    if tuple(found.values()) != ("int", 16, None):
+        _refuse(section, "auto-round", found, "int weights of one number of bits, activations left alone")
+    return _gptq(section) if _AUTO_ROUND[_auto_round_form(section)] == "gptq" else _awq(section)
+
+
+def _auto_round_form(section: Section) -> str:
+    return str(section.values.get("packing_format", next(iter(_AUTO_ROUND))))
+
+
+def _auto_round_others(section: Section) -> dict[str, dict[str, Any]]:
+    """Modules that AutoRound rounds to bits, or in groups, of their own; others that it names stay wide."""
+    extra = section.values.get("extra_config")
+    known = {key: section.values.get(key) for key in ("bits", "group_size", "sym")}
+    said = (extra if isinstance(extra, dict) else {}).items()
+    rounded = {name: known | each for name, each in said if isinstance(each, dict)}
+    rounded = {name: each for name, each in rounded.items() if each["bits"] not in (16, 32)}
+    return {name: each for name, each in rounded.items() if any(each[key] != known[key] for key in known)}
 
 
 def _other_settings(dynamic: object) -> object:

@@ -375,10 +375,10 @@ class Serving:
         load, child = self.load, self.child
         if child.attach is not None:
             settings = replace(settings, names=settings.names or (load.model or "default",))
-            service = attached(load, child)
+            there = attached(load, child)
             if not self.quiet:
-                show_attached(child.attach, load.model or None, settings)
-            return service, settings, load.model
+                show_attached(child.attach, there.backend, load.model or None, settings)
+            return there, settings, load.model
         load, kept = self.asked()
         planned = plan_for(load, child, seen, kept)
         check_engine(load, child, planned.engine, planned.why)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
+    from snugvl.backends.child.service import ChildEngine
     from snugvl.backends.child.settings import ChildChoice, Facts, Replan
     from snugvl.backends.process.launch import Launched
     from snugvl.backends.process.wire import HostedEngine
@@ -330,7 +331,7 @@ def launch(
         return nullcontext()
 
 
-def attached(load: LoadOptions, child: ChildOptions) -> EngineService:
+def attached(load: LoadOptions, child: ChildOptions) -> ChildEngine:
     """The service of a vLLM or a llama-server that runs already."""
     if load.backend == "llamacpp":
         from snugvl.backends.llamacpp.service import LlamacppEngine

@@ -64,10 +64,10 @@ def show_banner(planned: Planned | Unplanned, settings: ServerSettings) -> None:
     _banner([("Model", title), ("Engine", _engine(planned)), *_room(planned)], settings, sees=sees)
 
 
-def show_attached(url: str, model: str | None, settings: ServerSettings) -> None:
-    """Print the banner of a server before a vLLM that runs already."""
+def show_attached(url: str, backend: str, model: str | None, settings: ServerSettings) -> None:
+    """Print the banner of a server before a vLLM or llama.cpp that runs already."""
     title = f"{model}, as {url} serves it" if model else f"what {url} serves first"
-    engine = f"vllm at {url}, which is neither started nor ended"
+    engine = f"{backend} at {url}, which is neither started nor ended"
     _banner([("Model", title), ("Engine", engine)], settings, sees=False)
 
 

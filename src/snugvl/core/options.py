@@ -44,7 +44,8 @@ class OptionRow:
         name: its name on the command line, where that isn't the field's.
         metavar: placeholder of its value in the help.
         least: smallest number that is taken.
-        special: values that not every engine can do (`EngineRules.honours`); "all": any value that is given.
+        special: values that not every engine can do (`EngineRules.honours`); "all": any value that is given;
+            "several": any number above one.
     """
 
     help: str
@@ -52,7 +53,13 @@ class OptionRow:
     name: str = ""
     metavar: str | None = None
     least: int | None = None
-    special: tuple[Any, ...] | Literal["all"] = ()
+    special: tuple[Any, ...] | Literal["all", "several"] = ()
+
+    def is_special(self, value: Any) -> bool:
+        """Whether not every engine can do the option with this value."""
+        if self.special == "several":
+            return bool(value > 1)
+        return self.special == "all" or value in self.special
 
 
 NO_ROW: Final = OptionRow("", frozenset())  # of fields that no command sets
@@ -174,6 +181,7 @@ class LoadOptions:
             "serve plan",
             "Requests that can use their whole context at the same time (1).",
             least=1,
+            special="several",
         ),
     )
     language_only: bool = field(
@@ -306,8 +314,7 @@ SPECIAL: Final = frozenset(name for name, row in ROWS.items() if row.special)
 
 def special(said: Mapping[str, Any]) -> dict[str, Any]:
     """Options whose values not every engine can do, of those that were said, by name and value."""
-    known = ((name, value, ROWS.get(name, NO_ROW).special) for name, value in said.items())
-    return {name: value for name, value, values in known if values == "all" or value in values}
+    return {name: value for name, value in said.items() if ROWS.get(name, NO_ROW).is_special(value)}
 
 
 def word(name: str) -> str:

@@ -21,7 +21,7 @@ from llguidance import LLMatcher
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.errors import RequestError
-from snugvl.inputs.tools.enforceable import MAX_SCHEMA, referred
+from snugvl.inputs.tools.enforceable import MAX_SCHEMA, ended, referred
 from snugvl.inputs.tools.forms import tool_lark
 from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools
 from snugvl.inputs.trials import Trials
@@ -58,7 +58,8 @@ def grammar_text(grammar: Grammar, field: str) -> str:
     if kind == "json_schema":
         check_schema(source, field)
         try:
-            return LLMatcher.grammar_from_json_schema(source, overrides=JSON_OPTIONS)
+            schema = json.dumps(ended(json.loads(source)))
+            return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except ValueError as error:  # a number that is too large for it
             raise refused(str(error), kind, field) from None
     if kind == "regex":

@@ -129,13 +129,16 @@ class Fitter:
         """How far towards comfort the settings come: each of the four numbers of a goal, capped at comfort.
 
         Args:
-            led: whether the plan chose the model: few tokens a picture are then no reason to prefer it.
+            led: whether the plan chose the model: few tokens a picture are then no reason to prefer it, and
+                an engine that would run several requests at once if asked is no less comfortable with one.
         """
         most = COMFORT[self.wishes.good_for]
         fixed = not led and not scales(self.option.model)
         reached = comfort(self.goal(fitted), self.wishes.good_for, fixed_tokens=fixed)
         if self.wishes.max_pixels is not None:  # no larger ones are wanted, of no model
             reached = most[0], *reached[1:]
+        if led and "concurrency" in self.rules.honours and self.rules.at_once(most[3], 1) == 1:
+            reached = *reached[:3], most[3]
         if fitted.settings.gpus > 1 and reached[2] < most[2] and self._could_hold(fitted.settings, most[2]):
             return *reached[:2], most[2], reached[3]
         return reached
@@ -229,7 +232,7 @@ class Fitter:
             goal.context,
             goal.max_pixels,
             self.wishes.images if self.option.model.facts.vision else 0,
-            1 if self.rules.one_at_a_time else self.wishes.concurrency,
+            self.wishes.concurrency,
             tensor_parallel=spread.tensor,
             pipeline_parallel=spread.pipeline,
             data_parallel=spread.data,
@@ -330,7 +333,7 @@ class Fitter:
         def fits(count: int) -> bool:
             return self.fits(replace(settings, expert_slots=count))
 
-        return replace(settings, expert_slots=_highest(slots, mixture.count, 1, fits))
+        return replace(settings, expert_slots=highest(slots, mixture.count, 1, fits))
 
     def _filled(self, settings: Settings, most: int) -> Settings:
         """The settings with as large a KV pool as fits, up to `most` tokens."""
@@ -340,7 +343,7 @@ class Fitter:
         room = min(max(most - low, 0) // BLOCK_TOKENS, spare // each if each else most)
         return replace(
             settings,
-            pool_tokens=_highest(
+            pool_tokens=highest(
                 low,
                 low + room * BLOCK_TOKENS,
                 BLOCK_TOKENS,
@@ -380,10 +383,10 @@ class Fitter:
         def fits(context: int) -> bool:
             return self.fastest(replace(base, context=context)) is not None
 
-        return _highest(low, limit, CONTEXT_GRAIN, fits) if low <= limit and fits(low) else None
+        return highest(low, limit, CONTEXT_GRAIN, fits) if low <= limit and fits(low) else None
 
 
-def _highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:
+def highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:
     """The highest value, `low` plus steps of `grain`, that fits; all values below one that fits fit as well.
 
     It is searched from `high` down in steps that double, then by bisection: `high` is mostly nearly right.

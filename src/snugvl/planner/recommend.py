@@ -373,7 +373,8 @@ def _ggufs_alone(machine: Machine) -> bool:
 
 def with_instead(plan: Plan, machine: Machine) -> Plan:
     """The plan with an alternative: where layers stay in host memory, the best of the catalogue that fits
-    whole; where a named model doesn't fit at all, another edition of it that does."""
+    whole; where a named model doesn't fit at all, another edition of it that does, or for several requests at
+    once the best of the catalogue that holds as many."""
     if plan.choice is not None and plan.choice.option.offload:
         every = catalogue_candidates(sees=plan.wishes.images > 0)
         return replace(plan, instead=_as_served(solve(every, machine, plan.others), every, machine).choice)
@@ -394,4 +395,6 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     if other is None and facts.quantization is None and facts.gguf is None and machine.gpus:
         edition = replace(four_bits(facts), name=f"a pre-quantized 4-bit edition of {facts.name} (AWQ, GPTQ)")
         other = solve([Candidate(edition)], machine, plan.wishes).choice
+    if other is None and plan.wishes.concurrency > 1:
+        other = solve(catalogue_candidates(sees=plan.wishes.images > 0), machine, plan.wishes).choice
     return replace(plan, instead=other)

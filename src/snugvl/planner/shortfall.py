@@ -14,7 +14,7 @@ from snugvl.planner.budget import changed, free_for, programs_bytes
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import no_fp8_cache
 from snugvl.planner.engines import for_others, rules_of
-from snugvl.planner.fit import Fitted, Fitter
+from snugvl.planner.fit import Fitted, Fitter, highest
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.footprint.total import Footprint
 from snugvl.planner.inventory import Inventory
@@ -139,10 +139,7 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
     """A tried change that makes it fit, as a clause: options, or memory of other programs; or None."""
     lent, limit = programs_bytes(least.budget), fitter.wishes.memory_bytes
     for text, wishes in _changes(fitter, least):
-        found = fitter.budgets
-        if wishes.memory_bytes != limit:
-            found = [changed(budget, budget.free_bytes, wishes.memory_bytes) for budget in found]
-        if Fitter(fitter.option, wishes, found, fitter.host).best is not None:
+        if _fits(fitter, wishes):
             return f"it fits with {text}"
     given = -(-(free_for(least.budget, least.footprint.total_bytes) - least.budget.free_bytes) >> 20) << 20
     freed = [changed(budget, budget.free_bytes + given, limit) for budget in fitter.budgets]
@@ -151,6 +148,14 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
         back = f"{given >> 20:,} MiB back{where}, of {format_size(lent)} that they hold; a tenth stays free"
         return f"it fits when other programs give {back}"
     return None
+
+
+def _fits(fitter: Fitter, wishes: Wishes) -> bool:
+    """Whether the option fits with other wishes than the fitter's."""
+    found = fitter.budgets
+    if wishes.memory_bytes != fitter.wishes.memory_bytes:
+        found = [changed(budget, budget.free_bytes, wishes.memory_bytes) for budget in found]
+    return Fitter(fitter.option, wishes, found, fitter.host).best is not None
 
 
 def _changes(fitter: Fitter, least: Fitted) -> Iterator[tuple[str, Wishes]]:
@@ -162,7 +167,9 @@ def _changes(fitter: Fitter, least: Fitted) -> Iterator[tuple[str, Wishes]]:
     if wishes.context is not None and (context := fitter.longest_context_at(least.settings)) is not None:
         yield f"--context {context}", replace(wishes, context=context)
     if wishes.concurrency > 1:
-        yield "--concurrency 1", replace(wishes, concurrency=1)
+        most = min(wishes.concurrency - 1, MOST_AT_ONCE)
+        count = highest(1, most, 1, lambda n: _fits(fitter, replace(wishes, concurrency=n)))
+        yield f"--concurrency {count}", replace(wishes, concurrency=count)
     if wishes.memory_bytes is not None:
         needed = -(-(wishes.memory_bytes + least.missing_bytes) >> 20) << 20
         yield f"--memory {exact_size(needed)}", replace(wishes, memory_bytes=needed)
@@ -225,17 +232,19 @@ def _refused(plan: Plan) -> str:
     return "; ".join(clauses)
 
 
+MOST_AT_ONCE: Final = 1 << 20  # requests; their states alone fill any GPU
 LARGEST_BYTES: Final = 192 << 30  # of the GPUs of the table
 
 
 def way_out(plan: Plan) -> str:
     """The clause that says what to do where nothing fits."""
+    remedies = [each.remedy for each in (*plan.rejections, *plan.refusals) if each.remedy]
     if plan.instead is not None:
         other = plan.instead
         on = f" on {other.settings.gpus} GPUs" if other.settings.gpus > 1 else ""
         how = f"in {other.settings.weights_name}, with {rules_of(other.option.engine).title}{on}"
-        return f"{other.option.model.name} fits, {how}"
-    remedies = [each.remedy for each in (*plan.rejections, *plan.refusals) if each.remedy]
+        fits = f"{other.option.model.name} fits, {how}"
+        return f"{remedies[0]}; {fits}" if remedies and plan.wishes.concurrency > 1 else fits
     if remedies:
         return remedies[0]
     fewer = (

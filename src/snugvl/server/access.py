@@ -27,6 +27,8 @@ from snugvl.server.settings import ServerSettings, is_loopback
 # Below these nobody can register a name, and none without a dot: they are of a machine or a local network.
 _LOCAL_SUFFIXES = (".localhost", ".local", ".lan", ".home", ".home.arpa", ".internal", ".localdomain")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+# Headers that decide who is let in and what a body is: a proxy before us may go by the other one of two.
+_ONCE = ("host", "origin", "sec-fetch-site", "authorization", "x-api-key", "content-length", "content-type")
 
 
 def open_to_all(path: str) -> bool:
@@ -48,6 +50,7 @@ class Auth:
         """Check, then pass on."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
+            _check_once(headers)
             # HTTP/1.0 needs no Host, and no browser speaks it: load balancers ask for /health so.
             if "host" in headers or scope.get("http_version") != "1.0":
                 self._check_host(headers)
@@ -112,6 +115,14 @@ class Auth:
                 403,
                 f"a page of {origin[:100]!r} may not use this server; start it with --allow-origin and that "
                 "address to let the page in",
+            )
+
+
+def _check_once(headers: Headers) -> None:
+    for name in _ONCE:
+        if (count := len(headers.getlist(name))) > 1:
+            raise HTTPException(
+                400, f"the header {name.title()} stands in the request {count} times; send one"
             )
 
 

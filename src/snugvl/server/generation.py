@@ -387,7 +387,8 @@ class AnswerChoice:
         if self._parser is not None:
             events += self._parser.push(delta.text)
             if delta.finish_reason is not None:
-                events += self._parser.flush()
+                cut = delta.finish_reason == "length" or delta.stop is not None
+                events += self._parser.flush(cut=cut)
         elif delta.text:
             events.append(TextPiece(delta.text))
         return events

@@ -17,6 +17,8 @@ import pytest
 
 from snugvl.backends.child import life
 from snugvl.backends.child.watch import MOVED_BYTES, WORK_SHARE, Activity, ProcessReading, readings
+from snugvl.backends.llamacpp.service import LlamacppEngine
+from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.backends.process.supervised import Supervision
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice
@@ -36,6 +38,8 @@ from tests.backends.vllm.helpers import (
 )
 from tests.backends.waiting import ready
 from tests.patience import until_async as until
+from tests.server.fake import FakeService
+from tests.server.live import live
 
 pytestmark = pytest.mark.anyio
 LOGS = HERE.parents[1] / "diagnose" / "logs"
@@ -299,6 +303,17 @@ async def test_attached_to_garbage(kind: str) -> None:
         error = await failure(VllmChoice(attach=url), SHORT if kind == "mute" else QUICK)
     assert url in str(error)
     assert "--attach" in str(error)
+
+
+async def test_attached_to_a_server_of_ours() -> None:
+    """It had been taken for a vLLM."""
+    with live(FakeService()) as url:
+        assert f"--attach: what answers at {url} is snugvl" in str(await failure(VllmChoice(attach=url)))
+        llamacpp = LlamacppEngine(LlamacppChoice(attach=url), QUICK)
+        await llamacpp.start()
+        await until(lambda: llamacpp.health.state == "failed")
+        assert f"--attach: what answers at {url} is snugvl" in str(llamacpp.failure)
+        await llamacpp.close()
 
 
 async def test_attached_to_a_vllm_that_goes_and_comes_back() -> None:

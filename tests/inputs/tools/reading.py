@@ -5,9 +5,9 @@ import re
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece
 
 
-def read(parser: CallParser, *pieces: str) -> tuple[str, list[tuple[str, str]]]:
-    """Text and calls of an answer that came in `pieces`."""
-    events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
+def read(parser: CallParser, *pieces: str, cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
+    """Text and calls of an answer that came in `pieces`; `cut`: a limit ended it."""
+    events = [event for piece in pieces for event in parser.push(piece)] + parser.flush(cut=cut)
     text, names, arguments = "", [], {}
     for event in events:
         match event:

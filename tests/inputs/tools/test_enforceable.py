@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
+from llguidance import LLMatcher, LLTokenizer
 
 from snugvl.core.messages import Grammar
 from snugvl.inputs.constraints import grammar_text
-from snugvl.inputs.tools.enforceable import MAX_SCHEMA, enforceable
+from snugvl.inputs.tools.enforceable import FORMATS, MAX_SCHEMA, ended, enforceable
 from snugvl.inputs.trials import Trials
 from tests.draws import draws
 
@@ -53,6 +54,66 @@ def test_what_is_left_compiles(trials: Trials, schema: dict[str, Any], word: str
     assert word in left_out
     verdict = trials.check(grammar_text(Grammar("json_schema", json.dumps(kept)), "x"), lambda: None)
     assert verdict.error is None or not verdict.error
+
+
+BEGUN = {
+    "date-time": ("2026-01-01T00:00:00.", "2026-01-01T00:00:00"), "time": ("00:00:00.", "00:00:00.5+0"),
+    "date": ("",), "duration": ("P", "P1DT", "P1Y2"), "email": ("", "a@", "a@b."),
+    "hostname": ("", "a.", "a-"), "ipv4": ("", "1."), "ipv6": ("", "::"), "uuid": ("",),
+    "uri": ("", "http:", "http://a", "http://a/?", "http://a/#"),
+}  # fmt: skip
+LONGEST = 2100  # characters
+
+
+def matcher(schema: dict[str, Any]) -> LLMatcher:
+    return LLMatcher(LLTokenizer("byte"), grammar_text(Grammar("json_schema", json.dumps(schema)), "x"))
+
+
+@pytest.mark.parametrize(("kind", "begun"), [(kind, each) for kind, all_ in BEGUN.items() for each in all_])
+def test_a_model_that_repeats_itself_comes_to_the_end_of_a_format(kind: str, begun: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "format": kind}]}}}
+    for piece in (*"07afZ.:-+/@", "a."):
+        state = matcher({**schema, "required": ["a"], "additionalProperties": False})
+        start = f'{{"a": "{begun}'.encode()
+        assert state.try_consume_tokens(list(start)) == len(start)
+        repeated = state.try_consume_tokens(list((piece * LONGEST).encode()))
+        assert repeated < LONGEST, piece
+        assert kind not in ("date-time", "time") or repeated <= 9
+
+
+def test_every_format_that_is_enforced_has_an_end() -> None:
+    assert BEGUN.keys() == FORMATS
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["2026-11-27T21:00:00Z", "2026-11-27T21:00:00.123456789+02:00", "2026-11-27T21:00:00.5-05:30"],
+)
+def test_times_of_any_precision_to_nanoseconds_are_taken(value: str) -> None:
+    state = matcher({"type": "string", "format": "date-time"})
+    text = json.dumps(value).encode()
+    assert state.try_consume_tokens(list(text)) == len(text)
+    assert state.is_accepting()
+
+
+def test_lengths_and_values_that_a_schema_says_itself_stay() -> None:
+    long = "a" * 300 + "@example.com"
+    for said in ({"maxLength": 400}, {"enum": [long]}, {"const": long}):
+        text = json.dumps(long).encode()
+        state = matcher({"type": "string", "format": "email", **said})
+        assert state.try_consume_tokens(list(text)) == len(text), said
+    for least, whole in ((1, True), (3000, False)):
+        assert ("maxLength" in ended({"type": "string", "format": "uri", "minLength": least})) == whole
+    assert ended({"const": {"format": "uri"}}) == {"const": {"format": "uri"}}
+    assert ended({"properties": {"format": {"type": "string"}}})["properties"]["format"] == {"type": "string"}
+
+
+def test_whole_numbers_of_64_bits_may_be_asked_for() -> None:
+    """llguidance refuses bounds that no float holds."""
+    state = matcher({"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1})
+    assert not state.is_error(), state.get_error()
+    text = b"-9223372036854774784"
+    assert state.try_consume_tokens(list(text)) == len(text)
 
 
 def test_names_of_properties_are_no_keywords() -> None:

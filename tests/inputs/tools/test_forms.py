@@ -196,6 +196,39 @@ def test_text_and_calls_in_any_cut(name: str) -> None:
         assert read(call_parser(form, USE), answer[:cut], answer[cut:]) == wanted
 
 
+TWO_CALLS = {
+    "hermes": '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "run", "arguments": {"n": 3}}\n</tool_call>',
+    "llama": '{"name": "now", "parameters": {"a": 1}}; {"name": "run", "parameters": {"n": 3}}',
+    "mistral": '[TOOL_CALLS] [{"name": "now", "arguments": {"a": 1}}, '
+    '{"name": "run", "arguments": {"n": 3}}]',
+    "mistral-args": '[TOOL_CALLS]now[ARGS]{"a": 1}[TOOL_CALLS]run[ARGS]{"n": 3}',
+    "qwen-xml": xml("now", ("a", "1")) + "\n" + xml("run", ("n", "3")),
+}
+
+
+@pytest.mark.parametrize("form", TWO_CALLS)
+def test_a_limit_shows_no_beginning_of_a_call_as_text(form: str) -> None:
+    answer = TWO_CALLS[form]
+    for end in range(2, len(answer) + 1):
+        text, calls = read(call_parser(ToolForm(form), USE), "So:\n" + answer[:end], cut=True)
+        assert text.rstrip() == "So:", answer[:end]
+        assert [name for name, _ in calls] == ["now", "run"][: len(calls)]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", "It writes <tool_call> and then a call"), ("hermes", "2 <"),
+        ("qwen-xml", "a <tool_call>now"), ("mistral", "a [TOOL_CALLS]rm! "),
+        ("llama", '{"a": 1, "b'), ("llama", "<|python_tag|>print(1"),
+    ],
+)  # fmt: skip
+def test_what_is_no_beginning_of_a_call_stays_text_at_a_limit(form: str, text: str) -> None:
+    assert read(call_parser(ToolForm(form), USE), text, cut=True) == (text, [])
+
+
 def pushed(form: str, *pieces: str) -> list[ToolEvent]:
     """The events of the last piece."""
     parser = call_parser(ToolForm(form), USE)

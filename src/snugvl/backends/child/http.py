@@ -187,6 +187,32 @@ class ChildApi:
         """
         raise NotImplementedError
 
+    async def told(self, path: str) -> dict[str, Any]:
+        """The object that GET `path` answers; empty where that is none.
+
+        Raises:
+            Foreign: it wants another API key.
+            Unreachable: nothing answers.
+        """
+        response = await self.get(path, CALL_S)
+        if response.status_code in (401, 403):
+            raise Foreign(
+                f"the {self.name} at {self.where} wants an API key, or another one than it was given"
+            )
+        return object_of(response)
+
+    async def cards(self) -> list[Any]:
+        """Its models, by GET /v1/models.
+
+        Raises:
+            Foreign: it wants another API key, or is a server of snugvl's.
+            Unreachable: nothing answers.
+        """
+        cards = list_of((await self.told("/v1/models")).get("data"))
+        if any(isinstance(card, dict) and card.get("owned_by") == "snugvl" for card in cards):
+            raise Foreign(f"what answers at {self.where} is snugvl, which clients can ask themselves")
+        return cards
+
     async def text_tokens(self, text: str) -> tuple[int, ...]:
         """Token ids of a text as it is, control tokens among them."""
         raise NotImplementedError

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
-from snugvl.backends.child.http import CALL_S, ChildApi, Foreign, Served, list_of, object_of
+from snugvl.backends.child.http import ChildApi, Foreign, Served
 from snugvl.backends.child.settings import Facts, flag_value, with_template
 from snugvl.checkpoint.gguf import read_gguf
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
@@ -53,13 +53,10 @@ class LlamacppApi(ChildApi):
 
     async def served(self, wanted: str) -> Served:
         """See `ChildApi`."""
-        response = await self.get("/props", CALL_S)
-        if response.status_code in (401, 403):
-            raise Foreign(f"the llama.cpp at {self.where} wants an API key, or another one than it was given")
-        props = object_of(response)
+        cards = await self.cards()
+        props = await self.told("/props")
         generation = props.get("default_generation_settings")
         context = generation.get("n_ctx") if isinstance(generation, dict) else None
-        cards = list_of(object_of(await self.get("/v1/models", CALL_S)).get("data"))
         card = cards[0] if cards and isinstance(cards[0], dict) else {}
         name = card.get("id")
         if not isinstance(context, int) or not isinstance(name, str):

@@ -39,6 +39,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.chat import ChatTemplate, template_texts, texts
 from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, tools_lark
+from snugvl.inputs.tools.enforceable import ended
 from snugvl.inputs.tools.grammar import COMPACT
 from snugvl.inputs.tools.in_text import tool_json
 from snugvl.inputs.trials import Trials
@@ -314,7 +315,7 @@ def lark_of(kind: str, source: str) -> str:
 
 def _compact(schema: Mapping[str, Any]) -> str:
     """A schema that lets llguidance write no white space without end; others don't read that."""
-    return _literal(json.dumps({**schema, "x-guidance": JSON_OPTIONS}))
+    return _literal(json.dumps({**ended(schema), "x-guidance": JSON_OPTIONS}))
 
 
 def _literal(lark: str) -> str:

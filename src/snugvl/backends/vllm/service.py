@@ -19,7 +19,7 @@ from textwrap import shorten
 from typing import Any, ClassVar, Final
 
 from snugvl.backends.child.answer import Chunks, ReasoningSyntax, reasoning_of
-from snugvl.backends.child.http import CALL_S, ChildApi, Foreign, Served, list_of, object_of
+from snugvl.backends.child.http import CALL_S, ChildApi, Foreign, Served, object_of
 from snugvl.backends.child.life import Launch, Life
 from snugvl.backends.child.requests import ServedModel, refuse_control_tokens
 from snugvl.backends.child.service import ChildEngine, Prepared, Session
@@ -56,12 +56,9 @@ class VllmApi(ChildApi):
 
     async def served(self, wanted: str) -> Served:
         """See `ChildApi`."""
-        response = await self.get("/v1/models", CALL_S)
-        if response.status_code in (401, 403):
-            raise Foreign(f"the vLLM at {self.where} wants an API key, or another one than it was given")
         listed = [
             card
-            for card in list_of(object_of(response).get("data"))
+            for card in await self.cards()
             if isinstance(card, dict)
             and isinstance(card.get("id"), str)
             and isinstance(card.get("max_model_len"), int)

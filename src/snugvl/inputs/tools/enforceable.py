@@ -32,6 +32,17 @@ NOT_ENFORCED: Final = frozenset(
 FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 )
+# Formats without an end of their own, in which a model may repeat itself: what ends them.
+_ENDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    **{
+        kind: {"pattern": r"^[^.]*(\.[0-9]{1,9}([^0-9].*)?)?$"} for kind in ("date-time", "time")
+    },  # nanoseconds
+    "duration": {"maxLength": 64},
+    "email": {"maxLength": 254},  # RFC 5321
+    "hostname": {"maxLength": 253},  # RFC 1035
+    "uri": {"maxLength": 2048},
+}
+_WHOLE: Final = (1 << 63) - 1024  # the largest bound that llguidance takes, of those that floats hold
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")  # of schemas by name
 _LISTS: Final = ("anyOf", "allOf", "oneOf", "prefixItems")
 _ONES: Final = ("items", "additionalProperties", "additionalItems")
@@ -76,6 +87,29 @@ def enforceable(
     left_out: list[str] = []
     kept = _kept(shut, left_out)
     return kept, list(dict.fromkeys(left_out))
+
+
+def ended(schema: Any) -> Any:
+    """The schema as llguidance gets it: its formats come to an end, and it takes bounds of 64 bits."""
+    if isinstance(schema, list):
+        return [ended(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    copy: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, Mapping):
+            copy[key] = {name: ended(each) for name, each in value.items()}
+        elif key in _LISTS or key in _ONES:
+            copy[key] = ended(value)
+        elif key in ("minimum", "maximum") and type(value) is int and schema.get("type") == "integer":
+            copy[key] = max(value, -_WHOLE) if key == "minimum" else min(value, _WHOLE)
+        else:
+            copy[key] = value
+    kind, least = schema.get("format"), schema.get("minLength", 0)
+    if schema.keys() & {"enum", "const"} or not isinstance(kind, str) or not isinstance(least, int):
+        return copy
+    end = _ENDS.get(kind, {})
+    return copy if least > end.get("maxLength", least) else {**end, **copy}
 
 
 def _kept(schema: Mapping[str, Any], left_out: list[str]) -> dict[str, Any]:

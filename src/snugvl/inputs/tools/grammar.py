@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from snugvl.core.messages import Tool, ToolUse
 from snugvl.errors import RequestError
-from snugvl.inputs.tools.enforceable import enforceable
+from snugvl.inputs.tools.enforceable import ended, enforceable
 from snugvl.inputs.tools.parser import NAME
 
 MAX_TOOLS: Final = 128
@@ -95,12 +95,12 @@ def marked(use: ToolUse, opening: str, tokens: Mapping[str, int], between: str |
 
 def form_rule(form: str) -> str:
     """The rule `answer`: JSON of a form, where an answer calls nothing."""
-    return f"answer: %json {json.dumps(json.loads(form) | {'x-guidance': COMPACT})}"
+    return f"answer: %json {json.dumps(ended(json.loads(form)) | {'x-guidance': COMPACT})}"
 
 
 def arguments_rules(use: ToolUse) -> list[str]:
     """A rule `arguments_0`, … for each tool that may be called: its arguments as JSON."""
-    schemas = [arguments_schema(tool) | {"x-guidance": COMPACT} for tool in called(use)]
+    schemas = [ended(arguments_schema(tool)) | {"x-guidance": COMPACT} for tool in called(use)]
     return [f"arguments_{i}: %json {json.dumps(schema)}" for i, schema in enumerate(schemas)]
 
 

@@ -38,9 +38,9 @@ class HermesParser(CallParser):
     def _begin(self, rest: str) -> bool:
         return self._enter(self._read_head, rest)
 
-    def _cut(self, state: Callable[[], bool], rest: str) -> None:
+    def _cut(self, state: Callable[[], bool], rest: str, *, lost: bool) -> None:
         if state == self._read_head:
-            self._whole(rest, closing="")
+            self._whole(rest, closing="", lost=lost and self._may_call(rest))
         elif state == self._read_tail:
             rest = rest.lstrip(" \t\r\n}")
             self._say("" if CLOSING.startswith(rest) else rest)
@@ -76,11 +76,11 @@ class HermesParser(CallParser):
         state = self._read_text if marker.group() == CLOSING else self._read_head
         return self._enter(state, self._buffer[marker.end() :])
 
-    def _whole(self, body: str, *, closing: str) -> None:
-        """A body that is complete: a call, or else the text it was."""
+    def _whole(self, body: str, *, closing: str, lost: bool = False) -> None:
+        """A body that is complete: a call, or else the text it was, or nothing where it is `lost`."""
         call = call_of(body)
         if call is None or call[0] not in self._names:
-            self._say(OPENING + body + closing)
+            self._say("" if lost else OPENING + body + closing)
         else:
             self._start(call[0])
             self._argue(call[1])

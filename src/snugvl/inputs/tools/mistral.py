@@ -55,11 +55,11 @@ class MistralParser(ObjectParser):
             return self._await_object(",", rest[1:])
         return self._enter(self._read_text, rest[1:] if rest.startswith("]") else self._buffer)
 
-    def _cut(self, state: Callable[[], bool], rest: str) -> None:
-        if state == self._read_head:
+    def _cut(self, state: Callable[[], bool], rest: str, *, lost: bool) -> None:
+        if state != self._read_head:
+            super()._cut(state, rest, lost=lost)
+        elif not lost:
             self._say(OPENING + rest)
-        else:
-            super()._cut(state, rest)
 
 
 def list_lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:

@@ -56,6 +56,7 @@ class CallParser(ABC):
     """
 
     opening: ClassVar[str]  # what begins calls
+    heads: ClassVar[str] = "{"  # characters with which a call may begin behind the opening
 
     def __init__(self, use: ToolUse) -> None:
         self._names = frozenset(tool.name for tool in use.tools)
@@ -78,14 +79,18 @@ class CallParser(ABC):
             pass
         return self._taken()
 
-    def flush(self) -> list[ToolEvent]:
-        """The text or events that were held back, at the end of the answer."""
+    def flush(self, *, cut: bool = False) -> list[ToolEvent]:
+        """The text or events that were held back, at the end of the answer.
+
+        Args:
+            cut: whether a limit or a stop string ended it: the beginning of a call is then no text.
+        """
         rest, state = self._buffer, self._state
         self._enter(self._read_text, "")
-        if state == self._read_text:
+        if state != self._read_text:
+            self._cut(state, rest, lost=cut)
+        elif not (cut and (self._calls or len(rest) > 1)):  # one character alone is mostly text
             self._say(rest)
-        else:
-            self._cut(state, rest)
         if self._space and not self._calls:
             self._events.append(TextPiece(self._space))
         self._space = ""
@@ -96,8 +101,12 @@ class CallParser(ABC):
         """`opening` has come, and `rest` after it: enter the state that reads on."""
 
     @abstractmethod
-    def _cut(self, state: Callable[[], bool], rest: str) -> None:
-        """The answer ended in `state`, which is not that of text."""
+    def _cut(self, state: Callable[[], bool], rest: str, *, lost: bool) -> None:
+        """The answer ended in `state`, which is not that of text; `lost`: a call's beginning isn't shown."""
+
+    def _may_call(self, rest: str) -> bool:
+        """Whether what stands behind the opening may be the beginning of a call."""
+        return not rest.strip() or rest.lstrip()[0] in self.heads
 
     def _new_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"
@@ -258,9 +267,10 @@ class ObjectParser(CallParser):
         self._say(before + self._buffer[:end])
         return self._enter(self._read_text, self._buffer[end:])
 
-    def _cut(self, state: Callable[[], bool], rest: str) -> None:
+    def _cut(self, state: Callable[[], bool], rest: str, *, lost: bool) -> None:
         if state == self._read_object:
-            self._say(self._before + rest)
+            if not (lost and self._may_call(rest)):
+                self._say(self._before + rest)
         elif state == self._read_after:
             self._say(rest)
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from snugvl.core.messages import Tool, ToolUse
 from snugvl.errors import RequestError
-from snugvl.inputs.tools.enforceable import referred
+from snugvl.inputs.tools.enforceable import ended, referred
 from snugvl.inputs.tools.grammar import (
     ANY,
     COMPACT,
@@ -105,6 +105,8 @@ class _Parameters:
 class QwenXmlParser(HermesParser):
     """Reads calls between Hermes' markers; arguments become JSON as they come."""
 
+    heads = "{<"
+
     def __init__(self, use: ToolUse) -> None:
         super().__init__(use)
         self._tools = {tool.name: tool for tool in use.tools}
@@ -165,9 +167,9 @@ class QwenXmlParser(HermesParser):
         self._searched = len(self._buffer)
         return False
 
-    def _cut(self, state: Callable[[], bool], rest: str) -> None:
+    def _cut(self, state: Callable[[], bool], rest: str, *, lost: bool) -> None:
         if state != self._read_value:
-            super()._cut(state, rest)
+            super()._cut(state, rest, lost=lost)
         elif rest:
             value = rest[self._lead : len(rest) - held(rest, self._value_end)]
             quote = '"' if self._type != TEXT and "string" in self._type else ""
@@ -248,7 +250,7 @@ def _value(name: str, schema: Any, root: Mapping[str, Any], known: Types) -> lis
         return [f"{name}: {' | '.join(quoted(value + end) for value in written)}"]
     if "string" not in types:
         whole = {key: root[key] for key in ("$defs", "definitions") if key in root} | dict(schema)
-        made = json.dumps(whole | {"x-guidance": COMPACT})
+        made = json.dumps(ended(whole) | {"x-guidance": COMPACT})
         return [f"{name}: {name}_json {quoted(end)}", f"{name}_json: %json {made}"]
     return [f"{name}[lazy]: {_text(schema if types == TEXT else {}, escaped(end))}"]
 

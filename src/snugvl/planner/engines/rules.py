@@ -56,7 +56,6 @@ class EngineRules(ABC):
         bitsandbytes: it rounds by means of bitsandbytes.
         has_parts: embedding, head and vision tower may be in other formats and places than the layers.
         pooled: its KV cache is a pool with a size of its own, with recurrent states beside it.
-        one_at_a_time: it answers one request after the other.
         offloads: it can keep decoder layers in host memory.
         reads_only_gguf: it reads GGUF files and nothing else, and is the first choice for them.
         runs_remote_code: it can run Python files that a checkpoint brings.
@@ -84,7 +83,6 @@ class EngineRules(ABC):
     bitsandbytes: ClassVar[bool] = False
     has_parts: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
-    one_at_a_time: ClassVar[bool] = False
     offloads: ClassVar[bool] = False
     reads_only_gguf: ClassVar[bool] = False
     runs_remote_code: ClassVar[bool] = False

@@ -299,11 +299,6 @@ def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     if plan.quicker is not None:
         notes.append(_much_quicker(plan.quicker, choice, plan.wishes))
     notes += _long_wait(choice, plan.wishes, machine)
-    if plan.wishes.concurrency > settings.concurrency:
-        notes.append(
-            f"transformers answers one request after the other: of {plan.wishes.concurrency} at the same "
-            f"time {plan.wishes.concurrency - 1} wait."
-        )
     if plan.other_tower is not None:
         notes.append(_other_tower(plan.other_tower))
     notes += [*_to_install(plan, choice), *_idle(plan, choice, machine)]

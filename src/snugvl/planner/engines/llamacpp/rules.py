@@ -81,7 +81,7 @@ class LlamacppRules(EngineRules):
     wheel = "pip install 'snugvl[llamacpp]'"
     kind = "llama.cpp, a server of its own"
     rank = 1
-    honours = frozenset(("kv_cache",))
+    honours = frozenset(("concurrency", "kv_cache"))
     scales_cache = True
     offloads = True
     reads_only_gguf = True

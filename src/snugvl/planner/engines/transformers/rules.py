@@ -51,7 +51,6 @@ class TransformersRules(EngineRules):
     kv_formats = ("bf16",)
     windows = True
     bitsandbytes = True
-    one_at_a_time = True
     offloads = True
     in_process = True
     pace = Pace(0.7e-3, 1.4e-3, within=1.25, cards=MEASURED, elsewhere=2.0)

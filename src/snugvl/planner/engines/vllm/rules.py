@@ -57,7 +57,7 @@ class VllmRules(EngineRules):
     installed_by = "pip install 'snugvl[vllm]'"
     runs_remote_code = True
     rank = 2
-    honours = frozenset(("kv_cache",))
+    honours = frozenset(("concurrency", "kv_cache"))
     fp8_cache_since = (8, 9)
     drops_unused_tower = True
     pace = Pace(80e-6, 130e-6, within=1.5, eager_layer_s=1.1e-3, cards=MEASURED, elsewhere=2.0)
