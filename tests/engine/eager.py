@@ -40,7 +40,7 @@ class EagerGraphs(DecodeGraphs):
         super().__init__(
             engine.model, engine._cache, engine.config.max_model_len, runner.graph_cache, hidden=hidden
         )
-        self.started = self.followed = 0
+        self.started = self.followed = self.repeated = 0
 
     def ensure(self, sequences: int) -> bool:
         return True
@@ -71,6 +71,11 @@ class EagerGraphs(DecodeGraphs):
         result = Result(self.logits, bits)
         self.feed(result.tokens)
         return result
+
+    def repeat(self, count: int, rows: torch.Tensor) -> None:
+        self.repeated += len(rows)
+        for row in rows.tolist():
+            self.lengths[row] -= 1
 
     def feed(self, tokens: torch.Tensor) -> None:
         self.ids = tokens.clamp(min=0)

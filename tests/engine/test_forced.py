@@ -302,11 +302,12 @@ def by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("by_threads")
 def test_whose_mask_is_late_waits_alone_though_its_step_has_begun() -> None:
-    right = finish_alone(request("slow", [3, 1, 4], max_tokens=12))
+    drawn: dict[str, object] = {"max_tokens": 12, "temperature": 0.5, "seed": 3}  # which takes masks
+    right = finish_alone(request("slow", [3, 1, 4], **drawn))
     engine, eager = engine_with(True)
     assert eager is not None
     late = Late(5)
-    engine.add(replace(request("slow", [3, 1, 4], max_tokens=12), grammar=late))
+    engine.add(replace(request("slow", [3, 1, 4], **drawn), grammar=late))
     engine.add(request("other", [9, 2], max_tokens=60))
     outputs: list[TokenOutput] = []
     while sum(output.request_id == "other" for output in outputs) < 20:
@@ -335,7 +336,7 @@ def test_masks_that_always_take_long_keep_nobody_from_running_ahead() -> None:
     for pace, runs in ((Long(2 * PATIENCE_S), False), (Long(0.0), True)):
         engine, eager = engine_with(True)
         assert eager is not None
-        engine.add(typed("a", [3, 1, 4]))
+        engine.add(typed("a", [3, 1, 4], temperature=0.5, seed=3))
         mask = engine._requests["a"][0].grammar
         assert mask is not None
         mask.pace = pace
