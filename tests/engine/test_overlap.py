@@ -206,6 +206,8 @@ def test_masks_choose_once_more() -> None:
         graph = graphs._batches[2]
         assert graph.ids.tolist() == [expected[0], expected[1] or 0]
         assert graph.lengths.tolist() == [5, 7]
+    graphs.repeat(2, torch.tensor([1]))
+    assert graph.lengths.tolist() == [5, 6], "the second computes its place again"
     assert [each.token_id for each in free.results()] == [1, 0], "what was chosen first stays what it was"
 
 

@@ -7,12 +7,12 @@ threads make from the tokens of step n while the network of step n + 1 runs:
     host     │ … masks n ready ┤ start network n + 1 │ read n │ … masks n + 1 ready ┤ start network n + 2
     threads                                          └ masks n + 1 ┘
 
-Where a mask would allow nearly everything the likeliest token is chosen without it, and the next step starts with
-that. It is checked when it is read. If it isn't allowed, its row of the next step is void, whose place the
-choice takes, from the logits of before, with the mask:
+Where a mask would allow nearly everything the likeliest token is chosen without it, and the next step
+starts with that. It is checked when it is read. If it isn't allowed, its row of the next step is void, and
+the choice is repeated in its place: from the logits of before, which were kept, with the mask:
 
-    row      │ network n │ x likeliest │ network n + 1 of x: void      │ choose n again: y │ network n + 2 of y
-    host                 └ x is refused ┤ … mask n ready               ┘
+    a row    │ network n │ x is likeliest │ network n + 1 of x: void │ choose n again: y │ network n + 2 of y
+    host                                  └ x is refused │ … mask n ready ┘
 
 A grammar that forces several tokens makes the row that is in flight void: whatever its logits are, the next
 tokens are known. They are all computed in the step after it, beside the others' single ones
@@ -145,9 +145,9 @@ def _copied(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
 def choose_again(sequence: Sequence, last: "InFlight", following: "InFlight | None") -> None:
     """Repeat a choice whose token was refused, now with a mask.
 
-    `following`: the step after `last`, where it has started, with the token that was refused. The sequence's row
-    is of no use there, so it repeats the choice from the logits of `last`. Else, or where these aren't kept,
-    the newest token is computed again.
+    `following`: the step after `last`, where it has started, with the token that was refused. The sequence's
+    row is of no use there, so it repeats the choice from the logits of `last`. Else the newest token is
+    computed again.
     """
     sequence.computed -= 1
     row = last.sequences.index(sequence)

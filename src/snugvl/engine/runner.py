@@ -237,8 +237,8 @@ class InFlight:
         sampling: the sampling that has begun; the replay itself, where the graph finds the likeliest tokens.
         void: rows whose tokens are dropped, beside those of sequences that have finished.
         kept: logits `[vocab]` of the rows whose tokens are chosen without a mask, and may be refused.
-        again: logits `[vocab]` of the last step by row, where its token was refused: this step's choice is made
-            from these.
+        again: logits `[vocab]` of the step before by row, where its token was refused: this step chooses from
+            these once more.
     """
 
     sequences: list[Sequence]

@@ -15,10 +15,10 @@ the engine need not compute one to get the next (`choosing.forced_tokens`):
 
     taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
 
-Where a mask allows nearly everything, as within a string, the next token is chosen without one: the likeliest of
-all, which is also the likeliest of the allowed ones if it is allowed. The state says so when the token is
-read; if it isn't, the mask is made, and the choice repeated from the same logits (`choosing.py`). So greedy answers
-need few of the masks that take long, those shortly before a `maxLength`.
+Where a mask allows nearly everything, as within a string, the next token is chosen without one: the
+likeliest of all, which is also the likeliest of the allowed ones if it is allowed. The state says whether it
+is when the token is read; if not, the mask is made, and the choice repeated from the same logits
+(`choosing.py`). So greedy answers need few of the masks that take long, those shortly before a `maxLength`.
 
 Drafted tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
 has started with the drafts that the grammar takes; those behind accepted drafts aren't made again.
@@ -161,7 +161,7 @@ class MaskThreads(Turns):
         self._left_s = TOGETHER_S
 
     def ask(self, mask: "Mask", token: int | None, pace: MaskPace) -> None:
-        """Make the mask after a token, or after those that were taken: with others that are quick, if that isn't too much for one step."""
+        """Make the mask after a token (None: it is taken), with other quick ones if a step has time for it."""
         share_s = pace.seconds / self._threads
         if pace.seconds < QUICK_S and share_s < self._left_s:
             self._left_s -= share_s
@@ -408,7 +408,8 @@ class Mask:
 
     def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
         """Masks of the tokens that may follow each of the drafts that it `takes`."""
-        assert self.ready and not self.open, "drafts without a mask"
+        assert self.ready, "drafts without a mask"
+        assert not self.open, "drafts behind a choice without a mask"
         masks = []
         for token in list(self.forced)[1 : len(drafts) + 1]:
             words = np.zeros_like(self._bits)
