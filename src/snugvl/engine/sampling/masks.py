@@ -161,7 +161,7 @@ class MaskThreads(Turns):
         self._left_s = TOGETHER_S
 
     def ask(self, mask: "Mask", token: int | None, pace: MaskPace) -> None:
-        """Make the mask after a token (None: it is taken), with other quick ones if a step has time for it."""
+        """Make the mask after a token (None: it is taken), with other quick ones if there is time."""
         share_s = pace.seconds / self._threads
         if pace.seconds < QUICK_S and share_s < self._left_s:
             self._left_s -= share_s
