@@ -15,6 +15,11 @@ the engine need not compute one to get the next (`choosing.forced_tokens`):
 
     taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
 
+Where a mask allows nearly everything, as within a string, the next token is chosen without one: the
+likeliest of all, which is also the likeliest of the allowed ones if it is allowed. The state says whether it
+is when the token is read; if not, the mask is made, and the choice repeated from the same logits
+(`choosing.py`). So greedy answers need few of the masks that take long, those shortly before a `maxLength`.
+
 Drafted tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
 has started with the drafts that the grammar takes; those behind accepted drafts aren't made again.
 """
@@ -49,6 +54,8 @@ SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks ar
 MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
 FIRST_WORDS = 64  # of a mask, which say of most that they allow more than one token
 FORCING_S = 0.005  # after so long it looks no further
+WIDE = 0.95  # of a mask's words allow some token where nearly all tokens are allowed
+MOST_REST = 5  # doublings of the tokens for which a choice has masks after several that it chose in vain
 PART_S = 0.0005  # of masks that are made together, for which another processor is woken
 
 
@@ -147,14 +154,14 @@ class MaskThreads(Turns):
         self._pinned = pinned
         self._left_s = TOGETHER_S  # for masks that are made together, in this step
         self._doubtful = False  # whether the last ones that were made together took too long
-        self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
+        self._together: list[Asked] = []
 
     def begin(self) -> None:
         """Note that a step begins."""
         self._left_s = TOGETHER_S
 
-    def ask(self, mask: "Mask", token: int, pace: MaskPace) -> None:
-        """Make the mask after a token: with others that are quick, if that isn't too much for one step."""
+    def ask(self, mask: "Mask", token: int | None, pace: MaskPace) -> None:
+        """Make the mask after a token (None: it is taken), with other quick ones if there is time."""
         share_s = pace.seconds / self._threads
         if pace.seconds < QUICK_S and share_s < self._left_s:
             self._left_s -= share_s
@@ -178,7 +185,7 @@ class MaskThreads(Turns):
             took_s = make(asked, processors, pinned=self._pinned)
             self._doubtful = took_s >= max(QUICK_S, whole_s / processors)
 
-    def _one_by_one(self, asked: "Sequence[tuple[Mask, int]]") -> None:
+    def _one_by_one(self, asked: "Sequence[Asked]") -> None:
         """Make masks, each for itself; those left when that takes too long take turns with others."""
         left_s = TOGETHER_S
         for pair in asked:
@@ -221,18 +228,29 @@ class Mask:
     """Which tokens one choice may take next, made ahead of the step that needs it.
 
     Attributes:
+        ready: whether the next token may be chosen.
         forced: the next tokens, where there is no choice; `accept` takes them one by one. Whole once `ready`.
+        open: whether the next token is chosen without a mask, and checked when it is read (`refuses`).
     """
 
     def __init__(
-        self, state: GrammarState, threads: MaskThreads, pace: MaskPace, ends: Collection[int] = ()
+        self,
+        state: GrammarState,
+        threads: MaskThreads,
+        pace: MaskPace,
+        ends: Collection[int] = (),
+        *,
+        may_open: bool = False,
     ) -> None:
         """
         Args:
             pace: one for all choices of a request.
             ends: tokens that end the choice: no mask is wanted after one.
+            may_open: whether the choice takes the likeliest token, and can be repeated.
         """
-        self.ready, self.dropped = True, False
+        self.ready, self.dropped, self.open = True, False, False
+        self._may_open, self._checked = may_open, False
+        self._vain = self._rest = 0  # tokens refused in a row, and tokens until it may be open again
         self.forced: deque[int] = deque()
         self.state, self.pace = state, pace
         self._bits: NDArray[np.int32] = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # after `forced`
@@ -290,20 +308,23 @@ class Mask:
 
     @property
     def quick(self) -> bool:
-        """Whether masks of its request are, of late, made in a time for which a step may wait."""
-        return self.pace.seconds < WAIT_S
+        """Whether none is needed, or masks of its request are, of late, made while a step may wait."""
+        return self.open or self.pace.seconds < WAIT_S
 
     @property
     def together(self) -> tuple[torch.Tensor, int] | None:
         """(masks that were made together, this one's row among them), or None."""
-        return None if self.forced or self.error is not None else self._home
+        return None if self.open or self.forced or self.error is not None else self._home
 
     def write(self, bits: NDArray[np.int32]) -> None:
         """Which tokens may come next to `bits` `[ceil(vocab / 32)]`, as `GrammarState.fill` does.
 
-        None, if the grammar can't go on.
+        None, if the grammar can't go on; all, if it is `open`.
         """
         assert self.ready, "a mask is read before it is made"
+        if self.open:
+            bits.fill(-1)
+            return
         if not self.forced and self.error is None:
             bits[:] = self._bits
             return
@@ -314,6 +335,10 @@ class Mask:
     def accept(self, token: int) -> None:
         """Take the token that was sampled, and ask for the mask after it."""
         assert self.ready, "a token was sampled without a mask"
+        if self.open:
+            assert self._checked, "a token that may not be allowed"
+            self._checked = False
+            return
         if self.forced:
             known = self.forced.popleft()
             assert token == known, "another token than the one that is forced"
@@ -325,8 +350,35 @@ class Mask:
             self._home = None
             return
         self._foreseen.clear()
+        self._rest -= self._rest > 0
+        if self._may_open and not self._rest and np.count_nonzero(self._bits) > WIDE * self.words:
+            self.state.accept(token)
+            self.open = True
+            return
         self.ready = False
         self._threads.ask(self, token, self.pace)
+
+    def refuses(self, token: int) -> bool:
+        """Whether a token that was chosen while it is `open` isn't allowed; then the mask is asked for.
+
+        Of any other token the mask has decided.
+        """
+        if not self.open:
+            return False
+        self._checked = self.state.try_accept(token)
+        if self._checked:
+            self._vain = 0
+            return False
+        self._vain += 1
+        self._rest = 1 << min(self._vain, MOST_REST) if self._vain > 1 else 0
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Ask for the mask, where it is `open`: without it the next token isn't chosen."""
+        if self.open:
+            self.open = self.ready = False
+            self._threads.ask(self, None, self.pace)
 
     @property
     def words(self) -> int:
@@ -356,6 +408,8 @@ class Mask:
 
     def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
         """Masks of the tokens that may follow each of the drafts that it `takes`."""
+        assert self.ready, "drafts without a mask"
+        assert not self.open, "drafts behind a choice without a mask"
         masks = []
         for token in list(self.forced)[1 : len(drafts) + 1]:
             words = np.zeros_like(self._bits)
@@ -393,7 +447,11 @@ class Mask:
         return took_s
 
 
-def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool = False) -> float:
+Asked = tuple[Mask, int | None]
+"""A mask that is to be made, and the token before it that its state hasn't taken yet, if there is one."""
+
+
+def make(asked: Sequence[Asked], processors: int = 1, *, pinned: bool = False) -> float:
     """Take a token for each of several masks, and make the mask after it, and what is forced behind it.
 
     `processors`: that share the work; `pinned`: in memory that a GPU reads. Returns the seconds that it took.
@@ -416,13 +474,14 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
     return took_s
 
 
-def _make(asked: Sequence[tuple[Mask, int]], begun: float, processors: int, *, pinned: bool) -> None:
+def _make(asked: Sequence[Asked], begun: float, processors: int, *, pinned: bool) -> None:
     """`make`, which began at `begun`, in monotonic seconds."""
     for kind in {type(mask.state) for mask, _ in asked}:
         left = [pair for pair in asked if type(pair[0].state) is kind and not pair[0].dropped]
         while left:
             for mask, token in left:
-                mask.state.accept(token)
+                if token is not None:
+                    mask.state.accept(token)
             sound = [mask for mask, _ in left if mask.state.error is None]
             if not sound:
                 break
