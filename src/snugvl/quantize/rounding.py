@@ -199,13 +199,14 @@ def _compensated(
     """Codes `[rows, columns]`, as floats."""
     columns = values.shape[1]
     left, step, zero = (each.T[order].contiguous() for each in (values, *_wide(lines, grid)))
-    found = torch.empty_like(left)
+    found, inverse = torch.empty_like(left), upper.diagonal().reciprocal().tolist()
     for start in range(0, columns, AT_ONCE):
         end = min(start + AT_ONCE, columns)
         errors = torch.empty(end - start, left.shape[1], device=left.device)
         for i in range(start, end):
-            found[i] = grid.codes(left[i], step[i], zero[i])
-            errors[i - start] = (left[i] - (found[i] - zero[i]) * step[i]) / upper[i, i]
+            torch.div(left[i], step[i], out=found[i]).add_(zero[i]).round_().clamp_(0, grid.most)
+            off = torch.addcmul(left[i], found[i] - zero[i], step[i], value=-1)
+            torch.mul(off, inverse[i], out=errors[i - start])
             left[i + 1 : end].addr_(upper[i, i + 1 : end], errors[i - start], alpha=-1)
         left[end:].addmm_(upper[start:end, end:].T, errors, alpha=-1)
     back = torch.empty_like(found)
@@ -233,14 +234,16 @@ def _descended(
     def meant(number: int) -> torch.Tensor:
         return (codes[number * group : (number + 1) * group] - zero[number]) * scale[number]
 
+    inverse = damped.diagonal().reciprocal().tolist()
     slope = damped @ (torch.cat([meant(number) for number in range(len(scale))]) - exact)
     for number in [*range(len(scale))] * ROUNDS:
         here = slice(number * group, (number + 1) * group)
-        own, mine, before = damped[here, here], slope[here].clone(), meant(number)
+        own, mine, before = damped[here, here], slope[here] / scale[number], meant(number)
         for i, column in enumerate(codes[here]):
-            best = (column - mine[i] / (own[i, i] * scale[number])).round_().clamp_(0, grid.most)
-            mine.addr_(own[:, i], (best - column) * scale[number])
+            best = torch.add(column, mine[i], alpha=-inverse[here.start + i]).round_().clamp_(0, grid.most)
+            mine.addr_(own[i], best - column)
             column.copy_(best)
+        mine.mul_(scale[number])
         line = joined([turned], partial(_member, number))
         scale[number], zero[number] = _best_line(codes[here], grid, line, own, mine)
         slope.addmm_(damped[:, here], meant(number) - before)
