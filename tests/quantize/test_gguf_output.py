@@ -1,4 +1,4 @@
-"""`snugvl quantize --format gguf`: what its files mean to our engine and to llama.cpp, and what is refused."""
+"""`snugvl quantize --format gguf`: what its files mean to our engine and llama.cpp, and what is refused."""
 
 import json
 import subprocess

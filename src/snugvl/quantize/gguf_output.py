@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import gguf
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter
 
-from snugvl.checkpoint.gguf_facts import FILE_TYPES, cut_named
+from snugvl.checkpoint.gguf_facts import cut_named
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import UnsupportedModel
@@ -43,7 +43,7 @@ MIXED: Final = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # what files of mostly thes
 
 
 class GgufOutput:
-    """A GGUF and its mmproj; see `setup.Output`."""
+    """A GGUF and its mmproj, in which a checkpoint can be written, as in `setup.OwnOutput`."""
 
     def __init__(self, side: Participant, name: str) -> None:
         """`name`: that of the files, without endings.
@@ -66,11 +66,11 @@ class GgufOutput:
         self.names = {opened.stored.entry(name).name: name for name, _ in targets_of(opened.model)}
 
     def fits(self, linear: Linear, parts: Parts) -> bool:
-        """Whether blocks divide its columns."""
+        """Whether blocks divide a matrix' columns."""
         return linear.columns % COLUMNS == 0
 
     def grids(self, columns: int) -> list[Grid]:
-        """Grids of blocks; those of the fewest bits first."""
+        """Grids that a matrix of so many columns may have; the first one is measured first."""
         narrow = columns % SUPER != 0
         kinds = [kind for kind in BLOCKS if (LAYOUTS[kind].block < SUPER) == narrow or kind == "Q8_0"]
         made = (Grid(LAYOUTS[kind].low + LAYOUTS[kind].high, LAYOUTS[kind].group, kind) for kind in kinds)
@@ -133,17 +133,17 @@ class GgufOutput:
         (commonest, _), *_ = weights.most_common(1)
         called = MIXED.get(commonest, commonest)
         writer.add_name(self._name)
-        writer.add_file_type(next(number for number, name in FILE_TYPES.items() if name == called))
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{called}"])
         writer.add_quantization_version(2)
         self._add_vocabulary(writer)
         file = GgufFile(work / f"{self._name}.gguf", writer, text)
         if self._side.config.vision is None:
             return file, None
         writer = self.naming.tower_metadata()
-        writer.add_file_type(1)
+        writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
         return file, GgufFile(work / f"mmproj-{self._name}.gguf", writer, tower)
 
-    def _add_vocabulary(self, writer: GGUFWriter) -> None:
+    def _add_vocabulary(self, writer: gguf.GGUFWriter) -> None:
         processor = self._side.processor
         tokenizer = processor.tokenizer
         end = tokenizer.variables.get("eos_token")
@@ -164,7 +164,7 @@ class GgufOutput:
 
 
 class GgufWriter:
-    """The two files, as layers are rounded; see `setup.Writer`."""
+    """The two files, as layers are rounded."""
 
     def __init__(self, output: GgufOutput, work: Path, rounds: Rounds) -> None:
         self._output, self._rounds = output, rounds

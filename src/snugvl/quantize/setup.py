@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from PIL import Image
@@ -45,11 +45,11 @@ from snugvl.planner.engines.native.footprint import LATE_BYTES
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.settings import Settings
 from snugvl.quantize import passes, writing
-from snugvl.quantize.gguf_output import GgufOutput
+from snugvl.quantize.gguf_output import GgufOutput, GgufWriter
 from snugvl.quantize.grids import Grid
-from snugvl.quantize.passes import Factors, Matrix, Parts, Place, Rounds
+from snugvl.quantize.passes import Matrix, Parts, Place, Rounds
 from snugvl.quantize.passes import Place as At
-from snugvl.quantize.rounding import SLICE_ROWS, Rounded
+from snugvl.quantize.rounding import SLICE_ROWS
 
 PIECE: Final = 512  # tokens of a text that are read together
 MOST: Final = 32_768  # tokens in all
@@ -289,41 +289,9 @@ class WrittenCheckpoint:
     costs: dict[str, float] = field(default_factory=dict)
 
 
-class Writer(Protocol):
-    """A checkpoint that is being written."""
-
-    def layer(self, index: int, made: Mapping[str, Rounded], factors: Factors) -> None:
-        """Write a layer's rounded matrices, and the norms that their factors change."""
-
-    def finish(self, told: Callable[[int], None]) -> None:
-        """Write all else, `told` of the bytes that were read for it."""
-
-    def close(self) -> None:
-        """Close what is open."""
-
-
-class Output(Protocol):
-    """A form in which a checkpoint can be written."""
-
-    def fits(self, linear: Linear, parts: Parts) -> bool:
-        """Whether a matrix can be rounded in this form."""
-
-    def grids(self, columns: int) -> list[Grid]:
-        """Grids that a matrix of so many columns may have; the first one is measured first."""
-
-    def order(self, parts: Parts) -> torch.Tensor | None:
-        """A matrix' columns in the order in which they are stored; None: as they are."""
-
-    def rest(self, replaced: set[str]) -> int:
-        """Bytes that all tensors but the replaced ones take."""
-
-    def open(self, work: Path, rounds: Rounds) -> Writer:
-        """Begin to write."""
-
-
 @dataclass(frozen=True, slots=True)
 class OwnOutput:
-    """Our own format; see `Output`.
+    """Our own format, in which a checkpoint can be written, as in `GgufOutput`.
 
     Attributes:
         source: the folder that is read.
@@ -349,7 +317,7 @@ class OwnOutput:
         """Bytes of the tensors that are copied."""
         return writing.copied_bytes(read_tensors(self.source), replaced)
 
-    def open(self, work: Path, rounds: Rounds) -> Writer:
+    def open(self, work: Path, rounds: Rounds) -> writing.OwnWriter:
         """Begin to write shards."""
         return writing.OwnWriter(self.source, work, read_tensors(self.source), self.blocks, rounds)
 
@@ -393,7 +361,7 @@ class QuantizeJob:
         output = (
             GgufOutput(self.side, out.name) if as_gguf else OwnOutput(folder, opened.stored.blocks, group)
         )
-        self._output: Output = output
+        self._output = output
         self.matrices, self.wide = matrices_of(opened, output.fits, output.order)
         grids = {place: output.grids(each.columns) for place, each in self.matrices.items()}
         self.choice: WidthOptions = WidthOptions(grids, self.matrices)
@@ -461,7 +429,7 @@ class QuantizeJob:
         self._clock.end(MEASURE)
         return found
 
-    def _round(self, rounds: Rounds, writer: Writer) -> None:
+    def _round(self, rounds: Rounds, writer: writing.OwnWriter | GgufWriter) -> None:
         self._clock.begin(ROUND, ROUND)
         with closing(self._network()) as network:
             network.readers = self.plan.passes[-1].readers

@@ -171,7 +171,7 @@ class Shards:
 
 
 class OwnWriter:
-    """A checkpoint in our own format, as its layers are rounded (`setup.Writer`)."""
+    """A checkpoint in our own format, as its layers are rounded."""
 
     def __init__(
         self,
