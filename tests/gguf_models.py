@@ -10,9 +10,11 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from training.gguf_export import ARCHITECTURES, Tensor, _named, _tower_named, export, rewrite
+from training.gguf_export import export, rewrite
 
+from snugvl.checkpoint.families import read_config
 from snugvl.layers.ggml import LAYOUTS, GgmlType
+from snugvl.quantize.gguf_file import Naming, Tensor
 from tests import checkpoints, text_checkpoints
 from tests.ggml_blocks import random_blocks, reference
 
@@ -49,19 +51,22 @@ def qwen3_vl(root: Path, pick: Pick, tower: Pick = lambda _: None, *, tied: bool
     finally:
         checkpoints.TEXT.update(text)
         checkpoints.VISION.update(vision)
-    return _written(root, source, pick, tower)
+    return written(root, source, pick, tower)
 
 
-def text_model(root: Path, architecture: str, kind: str, pick: Pick, *, tied: bool = False) -> Pair:
-    """A text model of `text_checkpoints`."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+def text_model(
+    root: Path, architecture: str, kind: str, pick: Pick, *, tied: bool = False, **more: Any
+) -> Pair:
+    """A text model of `text_checkpoints`. `more`: of its `config.json`."""
+    sizes = more | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     source = root / "source"
     source.mkdir(parents=True)
     text_checkpoints.write(source, text_checkpoints.Text(architecture, kind, sizes, tied=tied))
-    return _written(root, source, pick, lambda _: None)
+    return written(root, source, pick)
 
 
-def _written(root: Path, source: Path, pick: Pick, tower: Pick) -> Pair:
+def written(root: Path, source: Path, pick: Pick = lambda _: None, tower: Pick = lambda _: None) -> Pair:
+    """A checkpoint as GGUF; the folder becomes `Pair.wide`."""
     _tokenizer(source, 320)
     beside = export(str(source), root / "plain.gguf", "F32")
     names = _names(source)
@@ -95,20 +100,10 @@ def _blocks(tensor: Any, kind: GgmlType | None, changed: dict[str, torch.Tensor]
 
 def _names(source: Path) -> dict[str, str]:
     """From llama.cpp's names to the checkpoint's, by llama.cpp's own table."""
-    config = json.loads((source / "config.json").read_text())
-    arch = ARCHITECTURES[config["architectures"][0]]
-    layers = config.get("text_config", config)["num_hidden_layers"]
-    text = gguf.get_tensor_name_map(arch, layers)
-    vision = config.get("vision_config", {"depth": 1, "deepstack_visual_indexes": []})
-    tower = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
-    found = {}
+    naming, found = Naming(read_config(source)), {}
     for name, value in load_file(source / "model.safetensors").items():
         one = Tensor(name, tuple(value.shape), None)
-        parts = (
-            _tower_named(one, tower, vision["deepstack_visual_indexes"])
-            if ".visual." in name
-            else _named(one, text)
-        )
+        parts = naming.tower(one) if ".visual." in name else naming.decoder(one)
         found |= {part.name: name for part in parts}
     return found
 

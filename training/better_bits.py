@@ -39,8 +39,10 @@ from training.releases import CODER
 
 from snugvl.core import formats
 from snugvl.core.formats import FORMATS, Format, integer_of
+from snugvl.layers.ggml import LAYOUTS, ggml_type
 from snugvl.layers.weights import to_few_bits
 from snugvl.quantize import rounding
+from snugvl.quantize.grids import Grid, Lines
 
 HELD_OUT, TEXT_TOKENS, CHARACTERS = 12, 600, 2000
 CHAPTERS = ("specialnames", "typesseq")
@@ -304,7 +306,20 @@ def compensated(bits: int, group: int) -> Rounder:
     """As `snugvl quantize --with` does."""
 
     def rounded(values: torch.Tensor, moments: rounding.Moments) -> torch.Tensor:
-        return rounding.rounded(values, bits, group, moments, compensate=True).values()
+        return rounding.rounded(values, Grid(bits, group), moments, compensate=True).values()
+
+    return rounded
+
+
+def in_blocks(name: str) -> Rounder:
+    """As `snugvl quantize --format gguf --with` does, in blocks of that type."""
+    kind = ggml_type(name)
+    assert kind is not None, name
+    layout = LAYOUTS[kind]
+
+    def rounded(values: torch.Tensor, moments: rounding.Moments) -> torch.Tensor:
+        grid = Grid(layout.low + layout.high, layout.group, kind)
+        return rounding.rounded(values, grid, moments, compensate=True).values()
 
     return rounded
 
@@ -487,7 +502,7 @@ class Judge:
 def meant(net: Network, bits: int, group: int, way: str) -> tuple[Rounder, dict[str, Turned], dict[str, Any]]:
     """(the rounding, rotations, changed constants of `rounding`) of KIND[,SETTING=VALUE…]; KIND: load, base,
     folded, rotated, online, load-folded, load-rotated, load-online, ggml-TYPE,
-    gptq-TYPE (BITS and GROUP count not)."""
+    gptq-TYPE, blocks-TYPE (BITS and GROUP count not)."""
     kind, *given = way.split(",")
     settings = {"TRUST": rounding.TRUST}
     settings |= {key: float(value) for key, value in (each.split("=") for each in given)}
@@ -496,6 +511,8 @@ def meant(net: Network, bits: int, group: int, way: str) -> tuple[Rounder, dict[
         how, kind = by_ggml(kind.removeprefix("ggml-")), "base"
     if kind.startswith("gptq-"):
         how, kind = compensated_in(kind.removeprefix("gptq-")), "base"
+    if kind.startswith("blocks-"):
+        how, kind = in_blocks(kind.removeprefix("blocks-")), "folded"
     kind = kind.removeprefix("load").strip("-") or "base"
     turned = turns(net, kind, settings.pop("POWER", 0.0), settings.pop("WEIGHTS", 0.0))
     return how, turned, {key: type(getattr(rounding, key))(value) for key, value in settings.items()}
@@ -556,10 +573,10 @@ def compensated_in(kind: str) -> Rounder:
             values.contiguous(), gguf.GGMLQuantizationType[kind], moments.squares.contiguous(), raw=True
         )
         step, least = _lines(made, len(values), {4: 144, 5: 176}[bits])
-        zero = (least / step).repeat_interleave(32, 1)
-        step = step.repeat_interleave(32, 1)
-        damped = rounding._damped(moments)
-        codes = rounding._compensated(values, step, zero, bits, *rounding._factor(damped))
+        lines = Lines(step, least / step)
+        damped, grid = rounding._damped(moments), Grid(bits, 32)
+        codes = rounding._compensated(values, grid, lines, *rounding._factor(damped))
+        step, zero = rounding._wide(lines, grid)
         return (codes - zero) * step
 
     return rounded

@@ -1,7 +1,7 @@
 """What `snugvl quantize` makes of SmolLM2-135M-Instruct: what it costs, by bits and by what is given.
 
     PYTHONPATH=benchmarks python -m training.quantized [--json FILE [--only BITS …]]
-    PYTHONPATH=benchmarks python -m training.quantized --release coder --device cuda --only 4.75
+    PYTHONPATH=benchmarks python -m training.quantized --release coder --device cuda --only 4.75 --format gguf
 
 The yardsticks are KL to float32 of the model's answers to twelve questions, and of the text of
 `training/format_cost.py`. What is given with --with are answers of the model to other questions, and
@@ -19,8 +19,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from training.format_cost import bits, text
@@ -29,11 +31,15 @@ from training.releases import RELEASES, SMOLLM2, Release
 
 import machine
 from snugvl.checkpoint.families import read_config
+from snugvl.checkpoint.gguf_files import gguf_files
+from snugvl.checkpoint.gguf_folder import folder_of
 from snugvl.core.messages import user
 from snugvl.core.options import LoadOptions
 from snugvl.inputs.prompt import PreparedPrompt, Processor
+from snugvl.layers.linear import Linear
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
+from snugvl.quantize import rounding, setup
 from snugvl.quantize.setup import Given, QuantizeJob
 
 CHAPTERS = ("specialnames", "typesseq")
@@ -70,6 +76,8 @@ LOADED: Mapping[str, Storage] = {
 
 
 BITS = (4.5, 4.75, 5.5)
+FORMATS = ("snugvl", "gguf")
+GPU_ROWS = 1 << 15  # that are rounded together on a large GPU, where steps are launched and not computed
 
 
 def given(release: Release, processor: Processor, model: LoadableNetwork) -> Given:
@@ -95,6 +103,20 @@ def _conversations(processor: Processor, model: LoadableNetwork, questions: list
             yield processor.tokenizer.decode([*prompt.prompt_ids, *answer], skip_special=False)
 
 
+def as_written(out: Path, device: torch.device) -> tuple[LoadableNetwork, float]:
+    """(what the command wrote, in float32; bits of a weight as it is held)."""
+    files = gguf_files(str(out))
+    folder = out if files is None else folder_of(files)
+    model = load_model(folder, dtype=torch.float32, device=device)
+    held = bits(model)
+    for each in model.modules():  # products in float32 are plain ones, on any device
+        if isinstance(each, Linear) and each.format == "ggml":
+            wide = each.weights.wide(torch.float32)
+            each.format, each.parts = "bf16", ()
+            each.weight = torch.nn.Parameter(wide, requires_grad=False)
+    return model, held
+
+
 @torch.inference_mode()
 def main() -> None:
     """Every way, one after the other."""
@@ -105,6 +127,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", type=float, metavar="BITS", help="so many alone; other rows of FILE stay"
     )
+    parser.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--release", choices=list(RELEASES), default=SMOLLM2.name)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     asked = parser.parse_args()
@@ -128,29 +151,34 @@ def main() -> None:
     if asked.only is not None and asked.json is not None and asked.json.exists():
         results["ways"] = json.loads(asked.json.read_text())["ways"]
 
-    def judged(name: str, model: LoadableNetwork, more: dict[str, Any]) -> None:
+    def judged(name: str, model: LoadableNetwork, held: float, more: dict[str, Any]) -> None:
         ours = logits(model)
         row = compared(ours[0], exact[0]) | {"text_kl_nats": compared(ours[1], exact[1])["kl_nats"]}
-        row |= {"bits": bits(model)} | more
+        row |= {"bits": held} | more
         results["ways"][name] = row
         print(f"{name:<56}{row['kl_nats']:>9.4f}{row['top1_agreement']:>8.1%}", end="")
         print(f"{row['text_kl_nats']:>10.4f}{row['bits']:>7.2f}  {more.get('widths', '')}", flush=True)
 
     print(f"{'':<56}{'KL':>9}{'top-1':>8}{'KL, text':>10}{'held':>7}  widths")
     for name, storage in LOADED.items() if asked.only is None else ():
-        judged(name, load_model(folder, dtype=torch.float32, device=device, storage=storage), {})
-    for mean in BITS if asked.only is None else asked.only:
+        model = load_model(folder, dtype=torch.float32, device=device, storage=storage)
+        judged(name, model, bits(model), {})
+    for mean, form in product(BITS if asked.only is None else asked.only, asked.format):
         with tempfile.TemporaryDirectory(dir=release.cache) as work:
             out, options = Path(work) / "out", LoadOptions(str(folder), device=device.type)
-            with closing(
-                QuantizeJob(options, out, texts, bits=mean, group=None, tell=lambda *_: None)
-            ) as job:
+            said = {"bits": mean, "group": None, "as_gguf": form == "gguf"}
+            rows = GPU_ROWS if device.type == "cuda" else rounding.SLICE_ROWS
+            with (
+                mock.patch.multiple(rounding, SLICE_ROWS=rows),
+                mock.patch.multiple(setup, SLICE_ROWS=rows),
+                closing(QuantizeJob(options, out, texts, tell=lambda *_: None, **said)) as job,
+            ):
                 made = job.run()
             counts = Counter(made.widths.values())
             widths = {str(each): counts[each] for each in sorted(counts)}
             more = {"widths": widths, "seconds": made.seconds}
-            name = f"`--bits {mean:g} --with texts/`"
-            judged(name, load_model(out, dtype=torch.float32, device=device), more)
+            name = f"`--bits {mean:g} --with texts/`{'' if form == 'snugvl' else ' `--format gguf`'}"
+            judged(name, *as_written(out, device), more)
         results["calibration_tokens"] = job.material.tokens
         machine.save(f"{release.name}/quantized", results, asked.json)  # after each: all take half an hour
 

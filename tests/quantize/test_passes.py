@@ -64,7 +64,7 @@ def test_a_layer_is_told_what_the_rounded_ones_before_it_have_lost(
     def watched(values: torch.Tensor, *args: Any, **kwargs: Any) -> Rounded:
         made = rounded(values, *args, **kwargs)
         if kwargs["compensate"]:  # not while costs are measured
-            told.append((args[2], made))
+            told.append((args[1], made))
         return made
 
     monkeypatch.setattr(passes, "rounded", watched)

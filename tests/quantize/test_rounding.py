@@ -5,9 +5,10 @@ import torch
 
 from snugvl.errors import InputError
 from snugvl.quantize import rounding
+from snugvl.quantize.grids import Grid
 from snugvl.quantize.passes import Matrix
 from snugvl.quantize.rounding import SHARE, Moments, Rounded, rounded
-from snugvl.quantize.setup import WidthOptions, choice_of, group_of, held_bits
+from snugvl.quantize.setup import WidthOptions, group_of, own_grids
 
 
 def inputs(count: int, columns: int = 128, *, seed: int) -> torch.Tensor:
@@ -29,11 +30,11 @@ def test_compensation_beats_plain_rounding_on_other_inputs() -> None:
         moments.add(part)
     other = inputs(512, seed=2)
     plain, better = (
-        error(values, rounded(values, 4, 64, moments, compensate=compensate), other)
+        error(values, rounded(values, Grid(4, 64), moments, compensate=compensate), other)
         for compensate in (False, True)
     )
     assert better < 0.8 * plain
-    assert error(values, rounded(values, 8, 128, moments, compensate=True), other) < 0.2 * better
+    assert error(values, rounded(values, Grid(8, 128), moments, compensate=True), other) < 0.2 * better
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (5, 64), (8, 128)])
@@ -46,7 +47,7 @@ def test_descent_loses_less_with_every_round_and_keeps_the_format(
     lost, made = [], []
     for rounds in (0, 1, 2, 3):
         monkeypatch.setattr(rounding, "ROUNDS", rounds)
-        made.append(rounded(values, bits, group, moments, compensate=True))
+        made.append(rounded(values, Grid(bits, group), moments, compensate=True))
         beside = made[-1].values() - values
         lost.append(float(((beside @ rounding._damped(moments)) * beside).sum()))
     assert lost[1] < 0.995 * lost[0]
@@ -54,12 +55,12 @@ def test_descent_loses_less_with_every_round_and_keeps_the_format(
     last = made[-1]
     assert last.codes.dtype == torch.uint8
     assert int(last.codes.max()) < 1 << bits
-    assert last.scale.dtype == last.zero.dtype == torch.bfloat16
-    assert bool((last.scale > 0).all())
+    assert torch.equal(last.weights().wide(torch.float32), last.values()), "in bf16"
+    assert bool((last.lines.scale > 0).all())
     if bits == 8:
-        assert torch.equal(last.zero, made[0].zero)
+        assert torch.equal(last.lines.zero, made[0].lines.zero)
     else:
-        assert not torch.equal(last.zero, made[0].zero)
+        assert not torch.equal(last.lines.zero, made[0].lines.zero)
 
 
 def test_rows_are_rounded_alike_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +68,9 @@ def test_rows_are_rounded_alike_in_slices(monkeypatch: pytest.MonkeyPatch) -> No
     moments = Moments(128, torch.device("cpu"), rows=50)
     x = inputs(2048, seed=1)
     moments.add(x, x @ values.T * 0.1)
-    together = rounded(values, 5, 64, moments, compensate=True)
+    together = rounded(values, Grid(5, 64), moments, compensate=True)
     monkeypatch.setattr(rounding, "SLICE_ROWS", 16)
-    sliced = rounded(values, 5, 64, moments, compensate=True)
+    sliced = rounded(values, Grid(5, 64), moments, compensate=True)
     differ = (together.codes != sliced.codes).float().mean()  # sums are in another order
     assert float(differ) < 0.01
     assert torch.allclose(together.values(), sliced.values(), atol=0.05)
@@ -87,14 +88,14 @@ def test_a_matrix_makes_up_for_what_was_lost_before() -> None:
     wanted = other @ (2 * values + lacked).T
 
     def missing(of: Moments) -> float:
-        made = rounded(values, 4, 64, of, compensate=True)
+        made = rounded(values, Grid(4, 64), of, compensate=True)
         return float((other @ made.values().T - wanted).norm() / (other @ (values + lacked).T).norm())
 
     # Of what lacks a share is made up for, less what is held back as inputs are known of some tokens alone.
     assert missing(blind) == pytest.approx(1, abs=0.05)
     assert missing(moments) == pytest.approx(1 - SHARE, abs=0.15)
-    plain = rounded(values, 4, 64, moments, compensate=False)
-    assert torch.equal(plain.values(), rounded(values, 4, 64, blind, compensate=False).values())
+    plain = rounded(values, Grid(4, 64), moments, compensate=False)
+    assert torch.equal(plain.values(), rounded(values, Grid(4, 64), blind, compensate=False).values())
 
 
 def test_values_on_the_grid_stay_and_dead_inputs_do_no_harm() -> None:
@@ -106,9 +107,9 @@ def test_values_on_the_grid_stay_and_dead_inputs_do_no_harm() -> None:
     moments = Moments(64, torch.device("cpu"))
     moments.add(x)
     for compensate in (False, True):
-        made = rounded(values, 4, 64, moments, compensate=compensate)
+        made = rounded(values, Grid(4, 64), moments, compensate=compensate)
         torch.testing.assert_close(made.values(), values)
-    zeros = rounded(torch.zeros(8, 64), 4, 64, Moments(64, torch.device("cpu")), compensate=True)
+    zeros = rounded(torch.zeros(8, 64), Grid(4, 64), Moments(64, torch.device("cpu")), compensate=True)
     assert not zeros.values().any()
 
 
@@ -118,11 +119,10 @@ def test_bits_go_where_they_save_most_within_the_budget() -> None:
         (0, "mlp.down_proj"): Matrix(128, 192, (("model.layers.0.mlp.down_proj.weight", 128),)),
         (1, "mlp.down_proj"): Matrix(128, 192, (("model.layers.1.mlp.down_proj.weight", 128),)),
     }
-    choice = WidthOptions({place: [(4, 64), (8, 64)] for place in matrices}, matrices)
+    choice = WidthOptions({place: [Grid(4, 64), Grid(8, 64)] for place in matrices}, matrices)
     measured = {(0, "self_attn.qkv_proj"): 0.5, (0, "mlp.down_proj"): 0.1, (1, "mlp.down_proj"): 0.9}
     costs = {
-        place: dict(zip(choice.schemes[place], (cost, 0.001), strict=True))
-        for place, cost in measured.items()
+        place: dict(zip(choice.grids[place], (cost, 0.001), strict=True)) for place, cost in measured.items()
     }
     places = list(matrices)
     wanted = {
@@ -134,23 +134,22 @@ def test_bits_go_where_they_save_most_within_the_budget() -> None:
     for bits, eights in wanted.items():
         choice.check(bits)
         found = choice.within(bits, costs)
-        assert {place for place, scheme in found.items() if scheme[0] == 8} == eights
+        assert {place for place, grid in found.items() if grid.bits == 8} == eights
         assert choice.mean(found) <= bits + 1e-6
     for bits in (4.4, 3.0, 9.0):
         with pytest.raises(InputError, match=r"can't be had: .* take 4\.50 .* to 8\.\d+ "):
             choice.check(bits)
     assert (group_of(576, 4), group_of(576, 8), group_of(1536, 8), group_of(96, 4)) == (64, 64, 128, 32)
     assert group_of(40, 4) is None
-    assert held_bits((4, 64)) == 4.5
+    assert Grid(4, 64).held_bits == 4.5
 
 
 def test_our_own_format_has_wide_groups_of_all_widths_unless_others_are_asked_for() -> None:
-    matrix = {(0, "mlp.down_proj"): Matrix(64, 256, (("model.layers.0.mlp.down_proj.weight", 64),))}
-    (schemes,) = choice_of(matrix).schemes.values()
-    assert set(schemes) == {(4, 64), (4, 128), (5, 64), (5, 128), (6, 64), (6, 128), (8, 128)}
-    assert schemes[0] == (4, 64)  # which is measured
-    (asked,) = choice_of(matrix, group=32).schemes.values()
-    assert {group for bits, group in asked if bits == 4} == {32}
+    grids = own_grids(256, None)
+    assert set(grids) == {(4, 64, None), (4, 128, None), (5, 64, None), (5, 128, None), (6, 64, None),
+                          (6, 128, None), (8, 128, None)}  # fmt: skip
+    assert grids[0] == (4, 64, None)  # which is measured
+    assert {each.group for each in own_grids(256, 32) if each.bits == 4} == {32}
 
 
 def test_columns_of_many_sizes_lose_less_when_they_are_made_alike() -> None:
@@ -169,6 +168,6 @@ def test_columns_of_many_sizes_lose_less_when_they_are_made_alike() -> None:
     x, held = (inputs(2048, seed=seed) / values.norm(dim=0).clamp(min=0.1) for seed in (1, 2))
     moments.add(x)
     alike.add(x / factors)
-    plain = rounded(values, 4, 64, moments, compensate=True)
-    better = rounded(values * factors, 4, 64, alike, compensate=True)
+    plain = rounded(values, Grid(4, 64), moments, compensate=True)
+    better = rounded(values * factors, Grid(4, 64), alike, compensate=True)
     assert error(values * factors, better, held / factors) < 0.8 * error(values, plain, held)

@@ -303,6 +303,28 @@ def cut_of(section: Section) -> Cut:
     return _CUTS[pre]
 
 
+def cut_named(document: Mapping[str, Any]) -> str | None:
+    """llama.cpp's name of how a `tokenizer.json` cuts text; None where our engine knows none."""
+    model, given = document.get("model") or {}, document.get("pre_tokenizer") or {}
+    steps = given.get("pretokenizers", [given])
+    normaliser = (document.get("normalizer") or {}).get("type")
+    mine = normaliser, [_step(each) for each in steps], bool(model.get("ignore_merges"))
+    if model.get("type") != "BPE":
+        return None
+    named = (
+        name
+        for name, (form, cut, whole) in _CUTS.items()
+        if mine == (form, [_step(each) for each in cut], whole)
+    )
+    return next(named, None)
+
+
+def _step(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A step of cutting text, without what changes no token."""
+    made = {key: value for key, value in values.items() if key != "trim_offsets"}
+    return {"use_regex": True, **made} if values.get("type") == "ByteLevel" else made
+
+
 def tokenizer_files(values: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
     """The tokenizer's small files of a checkpoint folder, made from the metadata, by file name.
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -31,6 +31,7 @@ DEFAULT_BITS: Final = 4.75
 MAX_PIXELS: Final = 1_000_000
 MOST_TEXT_BYTES: Final = 16 << 20
 TEXTS: Final = (".txt", ".md", ".rst")
+GGUF: Final = ".gguf"
 LOADED = options.load_options("quantize")
 
 Model = Annotated[
@@ -69,6 +70,12 @@ def quantize(
         int | None,
         typer.Option("--group", metavar="32|64|128", help="Columns that share a scale in 4 bits (64)."),
     ] = None,
+    format_: Annotated[
+        Literal["snugvl", "gguf"],
+        typer.Option(
+            "--format", help="Our own, or a GGUF with its mmproj, for llama.cpp and what stands on it, too."
+        ),
+    ] = "snugvl",
     *,
     load: LoadOptions,
     json: Annotated[bool, typer.Option("--json", help="One JSON object with what was made.")] = False,
@@ -82,14 +89,23 @@ def quantize(
     if group is not None and group not in GROUPS:
         raise typer.BadParameter(f"--group is 32, 64 or 128, not {group}")
     load = replace(load, model=model, max_pixels=load.max_pixels or MAX_PIXELS)
+    if out.suffix == GGUF:
+        raise typer.BadParameter(
+            f"OUT is a folder; --format gguf writes {out.name} in it: name it {out.stem}"
+        )
+    as_gguf = format_ == "gguf"
+    if as_gguf and group is not None:
+        raise typer.BadParameter(
+            "--group has no place beside --format gguf, whose blocks have their own groups"
+        )
     if weights is None:
         given = _given(ModelChoice(model, pocket=session.of_drawings(model)), with_ or [])
         mean = DEFAULT_BITS if bits is None else bits
         job: Callable[..., QuantizeJob | CopyJob] = partial(
-            _rounding, load, out, given, bits=mean, group=group
+            _rounding, load, out, given, bits=mean, group=group, as_gguf=as_gguf
         )
     else:
-        for name, said in (("--bits", bits), ("--with", with_)):
+        for name, said in (("--bits", bits), ("--with", with_), ("--format gguf", as_gguf)):
             if said:
                 raise typer.BadParameter(
                     f"{name} has no place beside --weights, whose copy is what {weights} is while loading"

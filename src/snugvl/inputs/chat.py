@@ -55,6 +55,7 @@ class ChatTemplate:
     ) -> None:
         self._where = where
         self._parts = parts
+        self.source = source
         self._variables = dict(variables or {})
         environment = _environment()
         try:

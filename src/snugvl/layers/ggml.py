@@ -331,3 +331,69 @@ _SORTERS: Final = {
     "Q6_K": _sort_6_k, "Q5_0": _sort_5, "Q5_1": _sort_5, "Q2_K": _sort_2_k, "Q3_K": _sort_3_k,
     "IQ4_NL": _sort_4, "IQ4_XS": _sort_4_xs, "MXFP4": _sort_4,
 }  # fmt: skip
+
+
+# How codes lie in a block: so many runs of so many parts of so many neighbours; equal places of a run's parts
+# share a byte, the first part's in its lowest bits.
+_LOW: Final[dict[GgmlType, tuple[int, int, int]]] = {
+    "Q4_0": (1, 2, 16), "Q4_1": (1, 2, 16), "Q5_0": (1, 2, 16), "Q5_1": (1, 2, 16), "Q8_0": (1, 1, 32),
+    "Q4_K": (4, 2, 32), "Q5_K": (4, 2, 32), "Q6_K": (2, 2, 64),
+}  # fmt: skip
+_HIGH: Final[dict[GgmlType, tuple[int, int, int]]] = {"Q5_K": (1, 8, 32), "Q6_K": (2, 4, 32)}
+
+
+def to_blocks(
+    kind: GgmlType,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    low: torch.Tensor,
+    unit: torch.Tensor | None = None,
+    low_unit: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rows as the file has them, `[rows, bytes of a row]` uint8.
+
+    Args:
+        kind: one of `_LOW`.
+        codes: uint8 `[rows, columns]`, from 0 on.
+        scale, low: of each group, `[rows, groups]` float32, as the type can store them. A value is
+            code · scale − low.
+        unit, low_unit: what they are whole multiples of, `[rows, groups]`; of the K types alone.
+    """
+    layout, rows = LAYOUTS[kind], len(codes)
+    if kind in ("Q4_1", "Q5_1"):
+        halves = torch.stack((scale, -low), -1)
+    elif unit is None:
+        halves = scale[..., None]
+    else:
+        every = layout.block // layout.group
+        halves = torch.stack([each[:, ::every] for each in (unit, low_unit) if each is not None], -1)
+    ends = halves.half().view(rows, -1, halves.shape[-1]).view(torch.uint8)
+    blocks = codes.view(rows, -1, layout.block)
+    if kind == "Q8_0":
+        return torch.cat((ends, blocks ^ 128), -1).flatten(1)
+    parts = [_beside(blocks & 15, _LOW[kind], 4)]
+    if layout.high:
+        upper = blocks >> 4
+        parts.append(_beside(upper, _HIGH[kind], layout.high) if kind in _HIGH else _bits(upper, 1))
+    if unit is not None:
+        counts = (scale / unit).round().view(rows, -1, layout.block // layout.group)
+        if low_unit is None:  # Q6_K: its scales stand at the end
+            return torch.cat((*parts, counts.to(torch.int8).view(torch.uint8), ends), -1).flatten(1)
+        minima = (low / low_unit).round().view(counts.shape)
+        parts.append(_packed_six(counts.to(torch.uint8), minima.to(torch.uint8)))
+    return torch.cat((ends, *reversed(parts)), -1).flatten(1)
+
+
+def _beside(codes: torch.Tensor, shape: tuple[int, int, int], bits: int) -> torch.Tensor:
+    """Codes `[n, blocks, m]` of so few bits as bytes, by how they lie (`_LOW`)."""
+    parts = codes.view(*codes.shape[:2], *shape)
+    made = parts[..., 0, :].clone()
+    for place in range(1, shape[1]):
+        made |= parts[..., place, :] << place * bits
+    return made.flatten(2)
+
+
+def _packed_six(scales: torch.Tensor, minima: torch.Tensor) -> torch.Tensor:
+    """The reverse of `six_bits`, of uint8 `[n, blocks, 8]`: `[n, blocks, 12]`."""
+    first = [each[..., :4] | (each[..., 4:] >> 4 << 6) for each in (scales, minima)]
+    return torch.cat((*first, (scales[..., 4:] & 15) | (minima[..., 4:] << 4)), -1)

@@ -178,7 +178,7 @@ def _frequencies(rope: Rope, device: torch.device) -> torch.Tensor:
             powers = torch.arange(0, rope.dims, 2, dtype=torch.int64).float() / rope.dims
             return (1.0 / (torch.tensor(factors) * rope.theta**powers)).to(device)
         case Llama3Scaling():
-            return _llama3(plain, rope.scaling)
+            return llama3(plain, rope.scaling)
         case YarnScaling():
             return _yarn(plain, rope, rope.scaling)
 
@@ -188,7 +188,8 @@ def _axes(sections: tuple[int, int, int], device: torch.device, interleaved: boo
     return mrope_axes(sections, device, interleaved=interleaved)
 
 
-def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+def llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+    """Frequencies `[n]` as Llama 3.1 scales plain ones."""
     turns = scaling.original * plain / (2 * math.pi)
     kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
     return (1 - kept) * plain / scaling.factor + kept * plain

@@ -35,12 +35,11 @@ from snugvl.layers.norm import RMSNorm
 from snugvl.models.decoder import Layer
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.mixture import MLP
+from snugvl.quantize.grids import Grid
 from snugvl.quantize.rounding import Moments, Rounded, factors_of, rounded
 
 Place = tuple[int, str]
 """A matrix: its layer, and its name in there."""
-Scheme = tuple[int, int]
-"""Bits, and columns of a group."""
 Parts = tuple[tuple[str, int], ...]
 """Names of the checkpoint's tensors that are a matrix' rows, and how many."""
 INNER, OUTER = "mlp.gate_up_proj", "mlp.down_proj"
@@ -50,32 +49,57 @@ Factors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix of our network that can be rounded."""
+    """A matrix of our network that can be rounded.
+
+    Attributes:
+        order: its columns in the order in which they are stored, `[columns]`; None: as they are.
+    """
 
     rows: int
     columns: int
     parts: Parts
+    order: torch.Tensor | None = None
 
     @property
     def weights(self) -> int:
         return self.rows * self.columns
 
 
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What is rounded, and how.
+
+    Attributes:
+        grids: the grid of each matrix.
+        norms: the checkpoint's name of the norm that each of these matrices alone reads.
+    """
+
+    grids: Mapping[Place, Grid]
+    matrices: Mapping[Place, Matrix]
+    norms: Mapping[Place, str]
+
+    @property
+    def replaced(self) -> set[str]:
+        """The checkpoint's names of the matrices that are rounded."""
+        return {name for matrix in self.matrices.values() for name, _ in matrix.parts}
+
+
 def costs(
     network: LayeredNetwork,
     probe: Sequences,
     sizes: SweepSizes,
-    schemes: Mapping[Place, Sequence[Scheme]],
-) -> dict[Place, dict[Scheme, float]]:
-    """Nats a token that each matrix costs when it alone is rounded, by scheme; the first scheme is measured,
-    the others are derived."""
+    grids: Mapping[Place, Sequence[Grid]],
+    matrices: Mapping[Place, Matrix],
+) -> dict[Place, dict[Grid, float]]:
+    """Nats a token that each matrix costs when it alone is rounded, by grid; the first grid is measured, the
+    others are derived."""
     shares: dict[Place, list[float]] = {}
-    sweep = Sweep(network, [probe] * (1 + len(schemes)), sizes)
+    sweep = Sweep(network, [probe] * (1 + len(grids)), sizes)
     begun: list[Place] = []
 
     def visit(index: int, layer: Layer) -> None:
         sweep.advance(index, layer, range(1, 1 + len(begun)))
-        mine = [place for place in schemes if place[0] == index]
+        mine = [place for place in grids if place[0] == index]
         _fold(layer, [name for _, name in mine])
         with _seen(layer, [name for _, name in mine]) as moments:
             sweep.advance(index, layer, [0], keep=False)
@@ -83,8 +107,9 @@ def costs(
             matrix = _linear(layer, place[1])
             seen, exact = moments[place[1]], matrix.weight.clone()
             errors = []
-            for bits, group in reversed(schemes[place]):  # so that the first one is left there
-                values = rounded(exact, bits, group, seen, compensate=False).values()
+            for grid in reversed(grids[place]):  # so that the first one is left there
+                made = rounded(exact, grid, seen, compensate=False, order=matrices[place].order)
+                values = made.values()
                 matrix.weight.copy_(values)
                 errors.append(float(((values - exact.float()).square() * seen.squares).sum()))
             shares[place] = [error / max(errors[-1], 1e-30) for error in reversed(errors)]
@@ -103,7 +128,7 @@ def costs(
     assert kl is not None
     means = kl.view(len(others), -1).mean(1).tolist()
     return {
-        place: {scheme: mean * share for scheme, share in zip(schemes[place], shares[place], strict=True)}
+        place: {grid: mean * share for grid, share in zip(grids[place], shares[place], strict=True)}
         for place, mean in zip(begun, means, strict=True)
     }
 
@@ -112,12 +137,12 @@ def quantise(
     network: LayeredNetwork,
     sequences: Sequence[Sequences],
     sizes: SweepSizes,
-    schemes: Mapping[Place, Scheme],
+    rounds: Rounds,
     done: Callable[[int, dict[str, Rounded], Factors], None],
     *,
     compensate: bool,
 ) -> None:
-    """Round all matrices that have a scheme; `done` is called with each layer's results, by name in the
+    """Round all matrices that have a grid; `done` is called with each layer's results, by name in the
     layer.
 
     `compensate`: see `rounded`.
@@ -126,7 +151,7 @@ def quantise(
     sweep = Sweep(network, [*sequences, *sequences] if compensate else sequences, sizes)
 
     def visit(index: int, layer: Layer) -> None:
-        mine = {name: scheme for (number, name), scheme in schemes.items() if number == index}
+        mine = {name: grid for (number, name), grid in rounds.grids.items() if number == index}
         made: dict[str, Rounded] = {}
         exact: dict[str, torch.Tensor] = {}
         moments: dict[str, Moments] = {}
@@ -136,12 +161,11 @@ def quantise(
                 sweep.advance(index, layer, keep=False)
         names = _order(sweep, index, layer, list(mine)) if compensate else list(mine)
         for name in names:
-            bits, group = mine[name]
-            weight = _linear(layer, name).weight
+            weight, order = _linear(layer, name).weight, rounds.matrices[index, name].order
             if compensate:
                 moments[name] = _compared(sweep, sequences, index, layer, name, exact)
                 exact[name] = weight.clone()
-            made[name] = rounded(weight, bits, group, moments.pop(name), compensate=compensate)
+            made[name] = rounded(weight, mine[name], moments.pop(name), compensate=compensate, order=order)
             weight.copy_(made[name].values())
         if compensate:
             with _instead(layer, exact):

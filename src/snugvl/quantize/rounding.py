@@ -1,6 +1,6 @@
-"""A matrix rounded to integers of 4, 5, 6 or 8 bits, as our engine runs them.
+"""A matrix rounded to integers of 4, 5, 6 or 8 bits, in our own format or in a GGUF's blocks (`grids.py`).
 
-    a weight = (code − zero) · scale        of 8 bits: zero is 128
+    a weight = (code − zero) · scale
 
 Scale and zero point of a group of columns are found first, so that the squares of errors, each times the mean
 square of its input, are the least, as weights are rounded while loading (`layers/weights.py`). Then columns
@@ -25,13 +25,17 @@ its input can be multiplied with it: in the weights of a norm that the matrix al
 the matrix before (`factors_of`).
 """
 
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
 
 from snugvl.core.formats import integer_of
-from snugvl.layers.weights import Weights, in_few_bits, to_few_bits, to_int8
+from snugvl.layers.ggml import sort_bytes, to_blocks, wide_planes
+from snugvl.layers.weights import Weights, in_few_bits
+from snugvl.quantize.grids import Grid, Lines, joined
 
 DAMPING: Final = 0.01  # of the mean square of all inputs, added to each
 TRUST: Final = 0.3  # of its own mean square, added to each
@@ -45,26 +49,41 @@ SMALL: Final = 0.01  # of the mean size, below which columns count as being of t
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rounded:
-    """`codes` uint8 `[rows, columns]`, `scale` and `zero` bf16 `[rows, columns / group]`."""
+    """A rounded matrix.
 
-    bits: int
-    group: int
+    Attributes:
+        codes: uint8 `[rows, columns]`, columns in the order in which they are stored.
+        lines: the line through each group of them.
+        order: the matrix' own columns in that order, `[columns]`; None: as they are.
+    """
+
+    grid: Grid
     codes: torch.Tensor
-    scale: torch.Tensor
-    zero: torch.Tensor
+    lines: Lines
+    order: torch.Tensor | None = None
 
     def values(self) -> torch.Tensor:
         """The rounded matrix in float32, `[rows, columns]`."""
-        rows = len(self.codes)
-        codes = self.codes.view(rows, -1, self.group).float()
-        return ((codes - self.zero[..., None].float()) * self.scale[..., None].float()).view(rows, -1)
+        if self.grid.block is not None:
+            values = wide_planes(sort_bytes(self.blocks(), self.grid.block), self.grid.block)
+        else:
+            codes = self.codes.view(len(self.codes), -1, self.grid.group).float()
+            values = ((codes - self.lines.zero[..., None]) * self.lines.scale[..., None]).flatten(1)
+        return values if self.order is None else values[:, self.order.argsort()]
 
     def weights(self) -> Weights:
-        """The rounded matrix as our engine holds it."""
-        if self.bits == 8:
+        """The rounded matrix in our own format."""
+        scale, zero = (each.to(torch.bfloat16) for each in self.lines[:2])
+        if self.grid.bits == 8:
             codes = (self.codes ^ 128).view(torch.int8)  # less 128
-            return Weights("int8", len(codes), codes.shape[1], codes, self.scale, group=self.group)
-        return in_few_bits(self.codes.int(), integer_of(self.bits), self.scale, self.zero)
+            return Weights("int8", len(codes), codes.shape[1], codes, scale, group=self.grid.group)
+        return in_few_bits(self.codes.int(), integer_of(self.grid.bits), scale, zero)
+
+    def blocks(self) -> torch.Tensor:
+        """The rounded matrix as a GGUF stores it, `[rows, bytes of a row]` uint8."""
+        assert self.grid.block is not None, "our own format has other bytes"
+        scale, zero, unit, low_unit = self.lines
+        return to_blocks(self.grid.block, self.codes, scale, scale * zero, unit, low_unit)
 
 
 class Moments:
@@ -90,6 +109,13 @@ class Moments:
         if self.lost is not None and lacking is not None:
             self.lost.addmm_(lacking.float().T, x)
 
+    def ordered(self, order: torch.Tensor) -> "Moments":
+        """The same of the columns in another order."""
+        made = copy(self)
+        made.sums = self.sums[order][:, order]
+        made.lost = None if self.lost is None else self.lost[:, order]
+        return made
+
     @property
     def squares(self) -> torch.Tensor:
         """The mean square of each column, `[columns]`."""
@@ -104,55 +130,45 @@ def factors_of(weight: torch.Tensor) -> torch.Tensor:
     return factors
 
 
-def rounded(values: torch.Tensor, bits: int, group: int, moments: Moments, *, compensate: bool) -> Rounded:
+def rounded(
+    values: torch.Tensor,
+    grid: Grid,
+    moments: Moments,
+    *,
+    compensate: bool,
+    order: torch.Tensor | None = None,
+) -> Rounded:
     """`values` `[rows, columns]`, of any float type, rounded for inputs like these.
 
     Args:
         compensate: give what a column loses to the others, and make up for what was lost before; else round
             each for itself.
+        order: the columns in the order in which they are stored; None: as they are.
     """
+    if order is not None:
+        values, moments = values[:, order], moments.ordered(order)
     damped = _damped(moments) if compensate else None
     factor = None if damped is None else _factor(damped)
-    slices = []
+    codes, lines = [], []
     for start in range(0, len(values), SLICE_ROWS):
         rows = values[start : start + SLICE_ROWS].float()
         if factor is not None and moments.lost is not None:
             lost = moments.lost[start : start + SLICE_ROWS] * (SHARE / max(moments.count, 1))
             rows = rows + _made_up_for(lost, *factor)
-        made = _rounded(rows, bits, _fitted(rows, bits, group, moments.squares), factor)
-        slices.append(made if damped is None else _descended(rows, bits, made, damped))
-    return Rounded(bits, group, *(torch.cat(parts) for parts in zip(*slices, strict=True)))
+        found = grid.fitted(rows, moments.squares)
+        if damped is None or factor is None:
+            made = grid.codes(rows, *_wide(found, grid))
+        else:
+            made = _compensated(rows, grid, found, *factor)
+            made, found = _descended(rows, grid, made, found, damped)
+        codes.append(made.to(torch.uint8))
+        lines.append(found)
+    return Rounded(grid, torch.cat(codes), joined(lines, torch.cat), order)
 
 
-def _rounded(
-    values: torch.Tensor,
-    bits: int,
-    fitted: tuple[torch.Tensor, torch.Tensor],
-    factor: tuple[torch.Tensor, torch.Tensor] | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales and zero points; `fitted`: the last two."""
-    scale, zero = fitted
-    group = values.shape[1] // scale.shape[1]
-    step, middle = (each.float().repeat_interleave(group, 1) for each in fitted)
-    if factor is None:
-        codes = (values / step + middle).round_().clamp_(0, (1 << bits) - 1)
-    else:
-        codes = _compensated(values, step, middle, bits, *factor)
-    return codes.to(torch.uint8), scale, zero
-
-
-def _fitted(
-    values: torch.Tensor, bits: int, group: int, squares: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points `[rows, groups]` in bf16; of 8 bits all zero points are 128."""
-    if bits == 8:
-        scale = to_int8(values, group).scale
-        assert scale is not None
-        return scale, torch.full_like(scale, 128)
-    made = to_few_bits(values, integer_of(bits), group, squares)
-    assert made.scale is not None
-    assert made.zero is not None
-    return made.scale, made.zero
+def _wide(lines: Lines, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zero points of each weight, `[rows, columns]`."""
+    return lines.scale.repeat_interleave(grid.group, 1), lines.zero.repeat_interleave(grid.group, 1)
 
 
 def _damped(moments: Moments) -> torch.Tensor:
@@ -178,23 +194,19 @@ def _made_up_for(lost: torch.Tensor, order: torch.Tensor, upper: torch.Tensor) -
 
 
 def _compensated(
-    values: torch.Tensor,
-    step: torch.Tensor,
-    zero: torch.Tensor,
-    bits: int,
-    order: torch.Tensor,
-    upper: torch.Tensor,
+    values: torch.Tensor, grid: Grid, lines: Lines, order: torch.Tensor, upper: torch.Tensor
 ) -> torch.Tensor:
-    """Codes `[rows, columns]`."""
-    columns, most = values.shape[1], (1 << bits) - 1
-    left, step, zero = (each.T[order].contiguous() for each in (values, step, zero))
-    found = torch.empty_like(left)
+    """Codes `[rows, columns]`, as floats."""
+    columns = values.shape[1]
+    left, step, zero = (each.T[order].contiguous() for each in (values, *_wide(lines, grid)))
+    found, inverse = torch.empty_like(left), upper.diagonal().reciprocal().tolist()
     for start in range(0, columns, AT_ONCE):
         end = min(start + AT_ONCE, columns)
         errors = torch.empty(end - start, left.shape[1], device=left.device)
         for i in range(start, end):
-            found[i] = (left[i] / step[i] + zero[i]).round_().clamp_(0, most)
-            errors[i - start] = (left[i] - (found[i] - zero[i]) * step[i]) / upper[i, i]
+            torch.div(left[i], step[i], out=found[i]).add_(zero[i]).round_().clamp_(0, grid.most)
+            off = torch.addcmul(left[i], found[i] - zero[i], step[i], value=-1)
+            torch.mul(off, inverse[i], out=errors[i - start])
             left[i + 1 : end].addr_(upper[i, i + 1 : end], errors[i - start], alpha=-1)
         left[end:].addmm_(upper[start:end, end:].T, errors, alpha=-1)
     back = torch.empty_like(found)
@@ -203,69 +215,67 @@ def _compensated(
 
 
 def _descended(
-    values: torch.Tensor,
-    bits: int,
-    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    damped: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales and zero points that lose less, by going through the groups of columns again.
+    values: torch.Tensor, grid: Grid, made: torch.Tensor, lines: Lines, damped: torch.Tensor
+) -> tuple[torch.Tensor, Lines]:
+    """Codes, and scales and zero points, that lose less, by going through the groups of columns again.
 
     With all else as it is, each code in turn becomes the best one, then the scale and the zero point of the
     group do: coordinate descent on the mean square of what outputs lose, so none of it makes that larger.
 
     Args:
-        made: codes uint8 `[rows, columns]`, scales and zero points bf16 `[rows, groups]`.
+        made: codes `[rows, columns]`, as floats.
         damped: `[columns, columns]`, see `_damped`.
     """
-    most, groups = (1 << bits) - 1, made[1].shape[1]
-    exact, codes = (each.float().T.contiguous() for each in (values, made[0]))
-    scale, zero = (each.float().T.contiguous() for each in made[1:])
-    group = len(codes) // groups
+    exact, codes = (each.T.contiguous() for each in (values, made))
+    turned = joined([lines], lambda each: each[0].T.contiguous())
+    scale, zero = turned.scale, turned.zero
+    group = grid.group
 
     def meant(number: int) -> torch.Tensor:
         return (codes[number * group : (number + 1) * group] - zero[number]) * scale[number]
 
-    slope = damped @ (torch.cat([meant(number) for number in range(groups)]) - exact)
-    for number in [*range(groups)] * ROUNDS:
+    inverse = damped.diagonal().reciprocal().tolist()
+    slope = damped @ (torch.cat([meant(number) for number in range(len(scale))]) - exact)
+    for number in [*range(len(scale))] * ROUNDS:
         here = slice(number * group, (number + 1) * group)
-        own, mine, before = damped[here, here], slope[here].clone(), meant(number)
+        own, mine, before = damped[here, here], slope[here] / scale[number], meant(number)
         for i, column in enumerate(codes[here]):
-            best = (column - mine[i] / (own[i, i] * scale[number])).round_().clamp_(0, most)
-            mine.addr_(own[:, i], (best - column) * scale[number])
+            best = torch.add(column, mine[i], alpha=-inverse[here.start + i]).round_().clamp_(0, grid.most)
+            mine.addr_(own[i], best - column)
             column.copy_(best)
-        scale[number], zero[number] = _best_line(
-            codes[here], scale[number], zero[number], own, mine, moves=bits != 8
-        )
+        mine.mul_(scale[number])
+        line = joined([turned], partial(_member, number))
+        scale[number], zero[number] = _best_line(codes[here], grid, line, own, mine)
         slope.addmm_(damped[:, here], meant(number) - before)
-    return codes.T.to(torch.uint8), scale.T.to(torch.bfloat16), zero.T.to(torch.bfloat16)
+    return codes.T, joined([turned], lambda each: each[0].T)
+
+
+def _member(number: int, each: list[torch.Tensor]) -> torch.Tensor:
+    return each[0][number]
 
 
 def _best_line(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor,
-    own: torch.Tensor,
-    slope: torch.Tensor,
-    *,
-    moves: bool,
+    codes: torch.Tensor, grid: Grid, line: Lines, own: torch.Tensor, slope: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and zero point `[rows]` of one group's codes `[columns, rows]`, as bf16 has them.
+    """Scale and zero point `[rows]` of one group's codes `[columns, rows]`, as the grid has them.
 
     Args:
+        line: members `[rows]`.
         own: mean products of the group's inputs, `[columns, columns]`.
         slope: gradient of the outputs' loss, `[columns, rows]`, at the given scale and zero point.
-        moves: whether the zero point may change as well.
     """
+    scale, zero, unit, low_unit = line
     middle = codes - zero
     spread = own @ middle
+    moves = grid.middle is None
     a, d = (middle * spread).sum(0), own.sum()
     b = spread.sum(0) * moves
     e, f = -(middle * slope).sum(0), -slope.sum(0) * moves
     area = (a * d - b * b).clamp(min=1e-6 * a * d).clamp(min=1e-30)
-    wider, shift = (e * d - b * f) / area, (a * f - b * e) / area
-    new_scale = (scale + wider).to(torch.bfloat16).float()
-    new_scale = torch.where(new_scale > 1e-8, new_scale, scale)
-    new_zero = (zero - shift / new_scale).to(torch.bfloat16).float() if moves else zero
+    new_scale = grid.scale(scale + (e * d - b * f) / area, unit)
+    new_scale = torch.where(new_scale * scale.sign() > 1e-8, new_scale, scale)
+    shift = (f - b * (new_scale - scale)) / d.clamp(min=1e-30)  # the best one beside that scale
+    new_zero = grid.zero(zero - shift / new_scale, new_scale, low_unit)
     change = (codes - new_zero) * new_scale - middle * scale
     better = (change * (slope + 0.5 * (own @ change))).sum(0) < 0
     return torch.where(better, new_scale, scale), torch.where(better, new_zero, zero)

@@ -13,19 +13,18 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from PIL import Image
 
 from snugvl.backends.place import cap, device_of, place_on
-from snugvl.checkpoint.architecture import ModelConfig, PackedInt4
+from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
-from snugvl.checkpoint.quantized import OWN, own_settings
 from snugvl.checkpoint.safetensors import read_tensors
-from snugvl.core.formats import FEW_BITS, FORMATS, GROUPS, integer_of
+from snugvl.core.formats import FEW_BITS, FORMATS, GROUPS
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
@@ -39,18 +38,18 @@ from snugvl.fidelity.sweep import Sequences
 from snugvl.fidelity.variants import Question
 from snugvl.fidelity.work import Clock, Tell
 from snugvl.layers.linear import Linear
-from snugvl.models import own_format
 from snugvl.models.decoder import Layer
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.loader import OpenCheckpoint, open_checkpoint, targets_of
-from snugvl.models.tensor_files import TensorFiles
 from snugvl.planner.engines.native.footprint import LATE_BYTES
 from snugvl.planner.footprint.total import Component
 from snugvl.planner.settings import Settings
 from snugvl.quantize import passes, writing
-from snugvl.quantize.passes import Matrix, Parts, Place, Scheme
+from snugvl.quantize.gguf_output import GgufOutput, GgufWriter
+from snugvl.quantize.grids import Grid
+from snugvl.quantize.passes import Matrix, Parts, Place, Rounds
 from snugvl.quantize.passes import Place as At
-from snugvl.quantize.rounding import SLICE_ROWS, Rounded
+from snugvl.quantize.rounding import SLICE_ROWS
 
 PIECE: Final = 512  # tokens of a text that are read together
 MOST: Final = 32_768  # tokens in all
@@ -150,12 +149,6 @@ def _probe(pieces: Sequence[tuple[int, ...]], config: ModelConfig) -> Sequences:
     return Sequences(_checked((first,), config), tuple(dict.fromkeys(middles)))
 
 
-def held_bits(scheme: Scheme) -> float:
-    """Bits a weight in memory, scales included."""
-    bits, group = scheme
-    return FORMATS[integer_of(bits)].held_bits(group)
-
-
 def group_of(columns: int, bits: int, asked: int | None = None) -> int | None:
     """Columns that share a scale; None where they don't divide.
 
@@ -170,25 +163,25 @@ def group_of(columns: int, bits: int, asked: int | None = None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class WidthOptions:
-    """The schemes that each matrix may have, the first of which is measured, and the mean bits they allow."""
+    """The grids that each matrix may have, the first of which is measured, and the mean bits they allow."""
 
-    schemes: Mapping[Place, Sequence[Scheme]]
+    grids: Mapping[Place, Sequence[Grid]]
     matrices: Mapping[Place, Matrix]
 
     @property
-    def least(self) -> dict[Place, Scheme]:
-        """Each matrix's scheme of the fewest bits."""
-        return {place: min(schemes, key=held_bits) for place, schemes in self.schemes.items()}
+    def least(self) -> dict[Place, Grid]:
+        """Each matrix's grid of the fewest bits."""
+        return {place: min(grids, key=_held) for place, grids in self.grids.items()}
 
     @property
-    def most(self) -> dict[Place, Scheme]:
-        """Each matrix's scheme of the most bits."""
-        return {place: max(schemes, key=held_bits) for place, schemes in self.schemes.items()}
+    def most(self) -> dict[Place, Grid]:
+        """Each matrix's grid of the most bits."""
+        return {place: max(grids, key=_held) for place, grids in self.grids.items()}
 
-    def mean(self, chosen: Mapping[Place, Scheme]) -> float:
+    def mean(self, chosen: Mapping[Place, Grid]) -> float:
         """Mean bits a weight under `chosen`."""
         weights = sum(each.weights for each in self.matrices.values())
-        held = sum(held_bits(chosen[place]) * each.weights for place, each in self.matrices.items())
+        held = sum(chosen[place].held_bits * each.weights for place, each in self.matrices.items())
         return held / weights
 
     def check(self, bits: float) -> None:
@@ -203,38 +196,40 @@ class WidthOptions:
                 f"bits) to {most:.2f} (all in 8)"
             )
 
-    def within(self, bits: float, costs: Mapping[Place, Mapping[Scheme, float]]) -> dict[Place, Scheme]:
-        """Each matrix's scheme: more bits where they save most nats a bit, up to a mean of `bits`."""
+    def within(self, bits: float, costs: Mapping[Place, Mapping[Grid, float]]) -> dict[Place, Grid]:
+        """Each matrix's grid: more bits where they save most nats a bit, up to a mean of `bits`."""
         chosen = self.least
         weights = sum(each.weights for each in self.matrices.values())
         left = (bits - self.mean(chosen) + 1e-6) * weights
         while True:
             steps = (
-                (nats / more, more, place, scheme)
+                (nats / more, more, place, grid)
                 for place, of in costs.items()
-                for scheme in self.schemes[place]
-                if 0 < (more := self._more(place, chosen[place], scheme)) <= left
-                and (nats := of[chosen[place]] - of[scheme]) > 0
+                for grid in self.grids[place]
+                if 0 < (more := self._more(place, chosen[place], grid)) <= left
+                and (nats := of[chosen[place]] - of[grid]) > 0
             )
             best = max(steps, default=None)
             if best is None:
                 return chosen
-            _, more, place, scheme = best
-            chosen[place] = scheme
+            _, more, place, grid = best
+            chosen[place] = grid
             left -= more
 
-    def _more(self, place: Place, now: Scheme, then: Scheme) -> float:
+    def _more(self, place: Place, now: Grid, then: Grid) -> float:
         """Number of bits that a matrix takes more under `then` than under `now`."""
-        return (held_bits(then) - held_bits(now)) * self.matrices[place].weights
+        return (then.held_bits - now.held_bits) * self.matrices[place].weights
 
 
-def choice_of(matrices: Mapping[Place, Matrix], group: int | None = None) -> WidthOptions:
-    """The schemes of matrices whose columns divide; `group`: columns that share a scale in 4 bits."""
-    return WidthOptions({place: _schemes(each.columns, group) for place, each in matrices.items()}, matrices)
+def _held(grid: Grid) -> float:
+    return grid.held_bits
 
 
-def _schemes(columns: int, group: int | None) -> list[Scheme]:
-    """Schemes that one matrix may have; the first one is measured first."""
+def own_grids(columns: int, group: int | None) -> list[Grid]:
+    """Grids of our own format that a matrix of so many columns may have; the first one is measured first.
+
+    `group`: columns that share a scale in 4 bits; None: as is usual.
+    """
     narrowest, *finer = (FORMATS[kind].bits for kind in reversed(FEW_BITS) if FORMATS[kind].offered)
     kinds: list[tuple[int, int | None]] = [(narrowest, group)]
     if group is None:
@@ -242,7 +237,7 @@ def _schemes(columns: int, group: int | None) -> list[Scheme]:
     kinds += [(each, most) for each in finer for most in (None, max(GROUPS))]
     kinds.append((8, None))
     found = ((each, group_of(columns, each, width)) for each, width in kinds)
-    return list(dict.fromkeys((each, width) for each, width in found if width is not None))
+    return list(dict.fromkeys(Grid(each, width) for each, width in found if width is not None))
 
 
 EIGHT: Final = 8  # rows whose zero points share a word
@@ -294,6 +289,39 @@ class WrittenCheckpoint:
     costs: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnOutput:
+    """Our own format, in which a checkpoint can be written, as in `GgufOutput`.
+
+    Attributes:
+        source: the folder that is read.
+        group: columns that share a scale in 4 bits; None: as is usual.
+    """
+
+    source: Path
+    blocks: Fp8Blocks | None
+    group: int | None
+
+    def fits(self, linear: Linear, parts: Parts) -> bool:
+        """Whether groups of columns divide, and rows whose zero points share a word."""
+        return group_of(linear.columns, 4) is not None and not any(rows % EIGHT for _, rows in parts)
+
+    def grids(self, columns: int) -> list[Grid]:
+        """See `own_grids`."""
+        return own_grids(columns, self.group)
+
+    def order(self, parts: Parts) -> None:
+        """Columns are stored as they are."""
+
+    def rest(self, replaced: set[str]) -> int:
+        """Bytes of the tensors that are copied."""
+        return writing.copied_bytes(read_tensors(self.source), replaced)
+
+    def open(self, work: Path, rounds: Rounds) -> writing.OwnWriter:
+        """Begin to write shards."""
+        return writing.OwnWriter(self.source, work, read_tensors(self.source), self.blocks, rounds)
+
+
 class QuantizeJob:
     """The quantisation of a checkpoint."""
 
@@ -306,11 +334,13 @@ class QuantizeJob:
         bits: float,
         group: int | None,
         tell: Tell,
+        as_gguf: bool = False,
     ) -> None:
         """
         Args:
             bits: wished mean of bits a weight, scales included.
-            group: columns that share a scale in 4 bits.
+            group: columns that share a scale in 4 bits, of our own format.
+            as_gguf: write a GGUF, with an mmproj where the model sees; else our own format.
 
         Raises:
             CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
@@ -328,16 +358,21 @@ class QuantizeJob:
         wide = options.dtype == "float32" or (options.dtype == "auto" and self._place.device.type == "cpu")
         self.side = Participant(options, Settings("native", float32=wide), self._place, options.max_pixels)
         opened = self._opened()
-        self.matrices, self.wide = matrices_of(opened)
-        self.choice: WidthOptions = choice_of(self.matrices, group)
+        output = (
+            GgufOutput(self.side, out.name) if as_gguf else OwnOutput(folder, opened.stored.blocks, group)
+        )
+        self._output = output
+        self.matrices, self.wide = matrices_of(opened, output.fits, output.order)
+        grids = {place: output.grids(each.columns) for place, each in self.matrices.items()}
+        self.choice: WidthOptions = WidthOptions(grids, self.matrices)
         if not self.matrices:
             raise UnsupportedModel(f"{options.model} has no matrix whose columns divide into groups of 32")
         self.choice.check(bits)
         self.material: CalibrationData = material_of(self.side, given)
-        self._entries = read_tensors(folder)
-        self._replaced = {name for matrix in self.matrices.values() for name, _ in matrix.parts}
-        read = sum(self._entries[name].nbytes for name in self._replaced)
-        rest = writing.copied_bytes(self._entries, self._replaced)
+        entries = read_tensors(folder)
+        replaced = {name for matrix in self.matrices.values() for name, _ in matrix.parts}
+        read = sum(entries[name].nbytes for name in replaced)
+        rest = output.rest(replaced)
         # They are written with the matrices; on the disk they count with the rest.
         self._norms = norms_of(opened, self.matrices)
         self._clock = Clock({MEASURE: read, ROUND: read, COPY: rest}, tell)
@@ -361,21 +396,17 @@ class QuantizeJob:
             InputError: it can't be written.
             CheckpointError: a file has changed meanwhile.
         """
-        blocks = self._opened().stored.blocks
         cap(self._place, LATE_BYTES)
         with writing.beside(self.out) as work:
             costs = self._costs() if self.bits > self.choice.mean(self.choice.least) else {}
-            schemes = self.choice.within(self.bits, costs)
-            layers = {number for number, _ in schemes}
-            shards = writing.Shards(work, len(layers) + 1)
-            self._round(schemes, shards)
-            self._clock.begin(COPY, COPY)
-            shards.copy(self._entries, self._replaced | {*self._norms.values()}, blocks, self._clock.read)
-            self._clock.end(COPY)
-            shards.finish()
-            writing.write_rest(self.side.folder, work, self._settings(schemes))
+            rounds = Rounds(self.choice.within(self.bits, costs), self.matrices, self._norms)
+            with closing(self._output.open(work, rounds)) as writer:
+                self._round(rounds, writer)
+                self._clock.begin(COPY, COPY)
+                writer.finish(self._clock.read)
+                self._clock.end(COPY)
             nbytes = sum(path.stat().st_size for path in work.iterdir())
-        return self._made(schemes, costs, nbytes)
+        return self._made(rounds.grids, costs, nbytes)
 
     def close(self) -> None:
         """End the processes that were started."""
@@ -389,39 +420,22 @@ class QuantizeJob:
         release(self._place.device)
         return LayeredNetwork(self._opened(), self._place.device, told=self._clock.read)
 
-    def _settings(self, schemes: Mapping[At, Scheme]) -> dict[str, Any]:
-        """`quantization_config`."""
-        least = min(bits for bits, _ in schemes.values())
-        return own_settings(PackedInt4(OWN, 0, bits=least).weights)
-
-    def _costs(self) -> dict[At, dict[Scheme, float]]:
+    def _costs(self) -> dict[At, dict[Grid, float]]:
         self._clock.begin(MEASURE, MEASURE)
         with closing(self._network()) as network:
             network.readers = self.plan.passes[0].readers
-            found = passes.costs(network, self.material.probe, self.plan.passes[0].sizes, self.choice.schemes)
+            sizes = self.plan.passes[0].sizes
+            found = passes.costs(network, self.material.probe, sizes, self.choice.grids, self.matrices)
         self._clock.end(MEASURE)
         return found
 
-    def _round(self, schemes: dict[At, Scheme], shards: writing.Shards) -> None:
-        def done(index: int, made: dict[str, Rounded], factors: passes.Factors) -> None:
-            tensors: dict[str, torch.Tensor] = {}
-            for name, whole in made.items():
-                parts = self.matrices[index, name].parts
-                tensors |= own_format.tensors_of(parts, whole.weights())
-            for name, each in factors.items():
-                norm = self._norms[index, name]
-                weight = files.whole(self._entries[norm])
-                tensors[norm] = (weight.float() / each.cpu()).to(weight)
-            if tensors:
-                shards.add(tensors)
-
+    def _round(self, rounds: Rounds, writer: writing.OwnWriter | GgufWriter) -> None:
         self._clock.begin(ROUND, ROUND)
-        plain = TensorFiles(self._entries, None, torch.device("cpu"))
-        with closing(plain) as files, closing(self._network()) as network:
+        with closing(self._network()) as network:
             network.readers = self.plan.passes[-1].readers
             sequences = [Sequences(prompt, ()) for prompt in self.material.prompts]
             sizes = self.plan.passes[-1].sizes
-            passes.quantise(network, sequences, sizes, schemes, done, compensate=self.material.own)
+            passes.quantise(network, sequences, sizes, rounds, writer.layer, compensate=self.material.own)
         self._clock.end(ROUND)
 
     def _plan(self, opened: OpenCheckpoint, rest: int) -> QuantizePlan:
@@ -475,8 +489,8 @@ class QuantizeJob:
 
     def _moments(self, matrix: Matrix) -> int:
         """Bytes of the products of a matrix' inputs and, with the user's data, of its outputs' error with
-        them."""
-        return 4 * (matrix.columns**2 + self.material.own * matrix.weights)
+        them; of both orders of its columns."""
+        return 4 * (matrix.columns**2 + self.material.own * matrix.weights) * (1 + (matrix.order is not None))
 
     def _rounding(self, matrices: list[Matrix]) -> int:
         """Most bytes held while matrices are rounded in order; each one's products are freed after it."""
@@ -496,13 +510,13 @@ class QuantizeJob:
         return max(map(len, self.material.prompts)) * (kept + made)
 
     def _made(
-        self, schemes: dict[At, Scheme], costs: dict[At, dict[Scheme, float]], nbytes: int
+        self, grids: Mapping[At, Grid], costs: dict[At, dict[Grid, float]], nbytes: int
     ) -> WrittenCheckpoint:
         return WrittenCheckpoint(
-            bits=self.choice.mean(schemes),
-            matrices=len(schemes),
+            bits=self.choice.mean(grids),
+            matrices=len(grids),
             wide=self.wide,
-            widths={label(place): bits for place, (bits, _) in sorted(schemes.items())},
+            widths={label(place): grid.bits for place, grid in sorted(grids.items())},
             nbytes=nbytes,
             seconds=self._clock.seconds,
             costs={label(place): next(iter(each.values())) for place, each in costs.items()},
@@ -525,15 +539,13 @@ def source_of(model: str, out: Path) -> Path:
     return folder
 
 
-def divides(linear: Linear, parts: Parts) -> bool:
-    """Whether groups of columns do, and rows whose zero points share a word."""
-    return group_of(linear.columns, 4) is not None and not any(rows % EIGHT for _, rows in parts)
-
-
 def matrices_of(
-    opened: OpenCheckpoint, fits: Callable[[Linear, Parts], bool] = divides
+    opened: OpenCheckpoint,
+    fits: Callable[[Linear, Parts], bool],
+    order: Callable[[Parts], torch.Tensor | None] = lambda _: None,
 ) -> tuple[dict[At, Matrix], int]:
-    """(the decoder's matrices that can be rounded, the number of those that can't)."""
+    """(the decoder's matrices that can be rounded, the number of those that can't); `order`: of a matrix'
+    columns."""
     parts: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for name, target in targets_of(opened.model):
         if target.linear is not None:
@@ -545,7 +557,7 @@ def matrices_of(
                 continue
             mine = tuple(parts[id(linear)])
             if fits(linear, mine):
-                found[number, name] = Matrix(linear.rows, linear.columns, mine)
+                found[number, name] = Matrix(linear.rows, linear.columns, mine, order(mine))
             else:
                 wide += 1
     return found, wide

@@ -19,13 +19,17 @@ from typing import Any, Final
 import torch
 from safetensors.torch import save_file
 
-from snugvl.checkpoint.architecture import Fp8Blocks
+from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
 from snugvl.checkpoint.listing import INDEX, SINGLE
+from snugvl.checkpoint.quantized import OWN, own_settings
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.checkpoint.section import read_json
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, InputError
+from snugvl.models import own_format
 from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, dequantise
+from snugvl.quantize.passes import Factors, Rounds
+from snugvl.quantize.rounding import Rounded
 
 CONFIG: Final = "config.json"
 SUMS: Final = "SHA256SUMS"
@@ -164,6 +168,46 @@ class Shards:
         name = f"model-{number:05}-of-{self._count:05}.safetensors"
         self._places |= dict.fromkeys(names, name)
         return self._folder / name
+
+
+class OwnWriter:
+    """A checkpoint in our own format, as its layers are rounded."""
+
+    def __init__(
+        self,
+        source: Path,
+        work: Path,
+        entries: Mapping[str, TensorEntry],
+        blocks: Fp8Blocks | None,
+        rounds: Rounds,
+    ) -> None:
+        self._source, self._work, self._entries, self._blocks = source, work, entries, blocks
+        self._rounds = rounds
+        self._shards = Shards(work, len({number for number, _ in rounds.grids}) + 1)
+
+    def layer(self, index: int, made: Mapping[str, Rounded], factors: Factors) -> None:
+        """Write a layer's rounded matrices, and the norms that their factors change."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, whole in made.items():
+            tensors |= own_format.tensors_of(self._rounds.matrices[index, name].parts, whole.weights())
+        with closing(TensorFiles(self._entries, None, torch.device("cpu"))) as files:
+            for name, each in factors.items():
+                norm = self._rounds.norms[index, name]
+                weight = files.whole(self._entries[norm])
+                tensors[norm] = (weight.float() / each.cpu()).to(weight)
+        if tensors:
+            self._shards.add(tensors)
+
+    def finish(self, told: Callable[[int], None]) -> None:
+        """Copy all other tensors, `told` of their bytes, and write the other files."""
+        replaced = self._rounds.replaced | {*self._rounds.norms.values()}
+        self._shards.copy(self._entries, replaced, self._blocks, told)
+        self._shards.finish()
+        least = min(grid.bits for grid in self._rounds.grids.values())
+        write_rest(self._source, self._work, own_settings(PackedInt4(OWN, 0, bits=least).weights))
+
+    def close(self) -> None:
+        """Do nothing: each file is closed when it is written."""
 
 
 def write_rest(source: Path, target: Path, quantization: Mapping[str, Any]) -> None:
