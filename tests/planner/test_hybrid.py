@@ -19,8 +19,8 @@ from snugvl.models.networks import Qwen35
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint import allocator, vision
-from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import state_bytes, state_component
+from snugvl.planner.footprint.vision import ImageSize
 from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings

@@ -6,7 +6,7 @@ llama.cpp stores these in another way:
                                (`GgufNetwork.alternating`, `TensorEntry.heads`)
     a tower's patches          one convolution for each frame of a pair (`TensorEntry.frames`)
     deepstack mergers          by the block after which they stand, not by their place in the list
-    experts                    gate and up of all experts apart (`models/expert_files.py`)
+    experts                    gate and up of all experts apart (`models/loader.py`)
     Qwen3.5's norms            with the 1 that is added to them; how fast heads forget as −exp of it
                                (`TensorEntry.meant`)
     Qwen3.5's value heads      those of one key head lie apart (`LinearAttention.tiled`), which our engine

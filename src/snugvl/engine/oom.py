@@ -16,7 +16,7 @@ import torch
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.scheduler import Chunk
 from snugvl.errors import OutOfMemory
-from snugvl.layers.shared import give_back_free_blocks
+from snugvl.layers.device import give_back_free_blocks
 
 _SIGNS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 _ASKED = re.compile(r"Tried to allocate ([\d.]+ (?:[KMGT]iB|bytes))")

@@ -32,11 +32,10 @@ from snugvl.layers.kv_cache import KVCache, e4m3_bytes
 from snugvl.layers.linear import Linear
 from snugvl.layers.replaced import withdrawn, without
 from snugvl.layers.weights import FormatName
-from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, encoded
 from snugvl.models.expert_cache import InPlace, experts_of
 from snugvl.models.linear_attention import GatedDeltaNet
-from snugvl.models.networks import LoadableNetwork
+from snugvl.models.networks import LoadableNetwork, without_memory
 
 SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
 # An image that the tower encodes in one chunk, one in several, and a video.

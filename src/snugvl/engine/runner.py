@@ -43,7 +43,7 @@ from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
 from snugvl.engine.snapshots import StateCopy
 from snugvl.layers.compilations import compilations
-from snugvl.layers.driver import CAPTURES, stream_on
+from snugvl.layers.device import CAPTURES, stream_on
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.replaced import recordable
 from snugvl.models.batch import Network, PredictingNetwork, Scoring

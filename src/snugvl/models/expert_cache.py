@@ -33,8 +33,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from snugvl.layers.device import to_device
 from snugvl.layers.experts import ExpertRound, Experts
-from snugvl.layers.upload import to_device
 from snugvl.layers.weights import Weights
 from snugvl.models.host_memory import (
     ALIGNMENT,

@@ -24,8 +24,7 @@ from snugvl.core.formats import FEW_BITS, FORMATS, GROUPS
 from snugvl.errors import CheckpointError
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Weights
-from snugvl.models.packed_matrix import PackedMatrix
-from snugvl.models.tensor_files import TensorFiles
+from snugvl.models.tensor_files import PackedMatrix, TensorFiles
 
 _SCALE, _ZERO = "weight_scale", "weight_zero"
 

@@ -34,8 +34,7 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.ggml import ggml_type
 from snugvl.models import own_format
-from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
-from snugvl.models.tensor_files import DTYPES, TensorFiles
+from snugvl.models.tensor_files import DTYPES, LoadTarget, PackedMatrix, TensorFiles
 
 PLAIN = (0, 1, 2, 3, 4, 5, 6, 7)  # where in a word the code of each of eight neighbours is
 AWQ = (0, 4, 1, 5, 2, 6, 3, 7)

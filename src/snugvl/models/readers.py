@@ -10,8 +10,7 @@ import torch
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.models import prequantized
-from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
-from snugvl.models.tensor_files import TensorFiles, TensorPiece, dequantise
+from snugvl.models.tensor_files import LoadTarget, PackedMatrix, TensorFiles, TensorPiece, dequantise
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from snugvl.core.ledger import PlannedPart, RunningPlan
-from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option
-from snugvl.planner.footprint.total import Device, Footprint
+from snugvl.planner.footprint.total import Device, Footprint, Reason
 from snugvl.planner.goals import Step
 from snugvl.planner.settings import Settings
 from snugvl.planner.speed import Speed, speed_text

@@ -140,7 +140,7 @@ def _predictors(text: Section) -> int:
 
 
 def _predictor(decoder: Decoder, layers: int) -> Iterator[Expected]:
-    """The tensors of the files' multi-token predictor for speculative decoding (`models/predictor.py`)."""
+    """The tensors of the files' multi-token predictor for speculative decoding (`models/networks.py`)."""
     if not layers:
         return
     yield from linear("mtp.fc", decoder.hidden, 2 * decoder.hidden, "other")
