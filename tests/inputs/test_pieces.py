@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from snugvl.core.messages import Grammar
 from snugvl.errors import RequestError
 from snugvl.inputs import tokenizer as tokenizer_module
-from snugvl.inputs.detokenizer import Detokenizer, spelling_of
+from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.grammar import GrammarCompiler
-from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tokenizer import Tokenizer, spelling_of
 from tests.draws import draws
 from tests.inputs.pieces import STYLES, pieces, write
 

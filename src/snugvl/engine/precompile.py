@@ -120,7 +120,7 @@ class CompileJob:
 
 
 def compile_job_of(network: LoadableNetwork, config: EngineConfig, device: torch.device) -> CompileJob:
-    """What an engine on a GPU needs, without what differs from start to start and decides nothing here.
+    """Needs of an engine on a GPU, without what differs from start to start and decides nothing here.
 
     `network`: with or without memory.
     """
@@ -223,7 +223,7 @@ def rehearse(
 
 
 def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
-    """What the predictor computes for so many sequences, beyond what it does of prompts."""
+    """Compute the predictor's drafts for so many sequences, beyond what it does of prompts."""
     batch = _batch((1,) * count, cache)
     hidden = fresh((count, network.config.text.hidden_size), network.dtype, network.device)
     attention = replace(batch.attention, starts=None)
@@ -231,7 +231,7 @@ def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
 
 
 def _around(network: LoadableNetwork, cache: KVCache) -> None:
-    """What a decode graph does beside the network."""
+    """Do the work of a decode graph beside the network."""
     device, count = network.device, 2
 
     def numbers(dtype: torch.dtype, *shape: int, below: int = 1) -> torch.Tensor:

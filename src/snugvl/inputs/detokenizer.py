@@ -22,7 +22,6 @@ that is complete first ends the text (of several at once, the longest). Time is 
 """
 
 import codecs
-import json
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from snugvl.errors import RequestError, UnsupportedModel
+from snugvl.errors import RequestError
 
 _BYTE = re.compile(r"<0x([0-9a-fA-F]{2})>")
 SPELLED = 1 << 14  # tokens whose bytes are kept: those that came lately
@@ -117,51 +116,6 @@ class Pieces:
         data = self.inside(token)
         spaces = len(data) - len(data.lstrip(b" "))
         return data[min(spaces, self.stripped) :]
-
-
-def spelling_of(backend: tokenizers.Tokenizer, where: str) -> Spelling:
-    """The spelling of this tokenizer.
-
-    Raises:
-        UnsupportedModel: a decoder that we don't know; `where` names the file.
-    """
-    steps = list(_steps(None if backend.decoder is None else json.loads(backend.decoder.__getstate__())))
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
-        return ByteLevel()
-    marks: list[tuple[str, str]] = []
-    stripped, unmarked = 0, None
-    for step in steps:
-        match step:
-            case {"type": "Replace", "pattern": {"String": str(mark)}, "content": str(text)}:
-                marks.append((mark, text))
-            case {"type": "Metaspace", "replacement": str(mark)}:
-                marks.append((mark, " "))
-                unmarked = mark if step.get("prepend_scheme", "always") != "never" else None
-            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
-                stripped = start
-            case {"type": "ByteFallback" | "Fuse"}:
-                pass
-            case _:
-                raise UnsupportedModel(
-                    f"{where} decodes by {' + '.join(kinds)}, which this version doesn't read: only "
-                    "byte-level tokenizers and SentencePiece's are"
-                )
-    if not marks:
-        raise UnsupportedModel(
-            f"{where} is neither a byte-level tokenizer nor one of SentencePiece's pieces, which is all that "
-            "this version reads"
-        )
-    return Pieces(tuple(marks), "ByteFallback" in kinds, stripped, unmarked)
-
-
-def _steps(decoder: Any) -> list[dict[str, Any]]:
-    """A decoder's steps, one after the other."""
-    if decoder is None:
-        return []
-    if decoder["type"] == "Sequence":
-        return [step for each in decoder["decoders"] for step in _steps(each)]
-    return [decoder]
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import tokenizers
 
 from snugvl.checkpoint.section import read_json
-from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
+from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs.defusing import JOINER, broken_up, joints_of, pattern_of
-from snugvl.inputs.detokenizer import ByteLevel, Spelling, Vocabulary, spelling_of
+from snugvl.inputs.detokenizer import ByteLevel, Pieces, Spelling, Vocabulary
 
 LONG_TEXT = 1 << 16  # characters; what is shorter is tokenised in no time
 COUNTED_TEXT = 1 << 18  # characters; tokens of what is longer are counted piece by piece before
@@ -25,6 +25,51 @@ _COMPOSED = 4  # characters that Unicode normalisation makes one of, at most
 _UTF8 = frozenset(range(0xF5)) - {0xC0, 0xC1}  # bytes that a text can have
 # Tokenising takes up to 430 bytes a character and a whole core, so it is done for one long text at a time.
 _one_long_text = threading.Lock()
+
+
+def spelling_of(backend: tokenizers.Tokenizer, where: str) -> Spelling:
+    """The spelling of this tokenizer.
+
+    Raises:
+        UnsupportedModel: a decoder that we don't know; `where` names the file.
+    """
+    steps = list(_steps(None if backend.decoder is None else json.loads(backend.decoder.__getstate__())))
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return ByteLevel()
+    marks: list[tuple[str, str]] = []
+    stripped, unmarked = 0, None
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(mark)}, "content": str(text)}:
+                marks.append((mark, text))
+            case {"type": "Metaspace", "replacement": str(mark)}:
+                marks.append((mark, " "))
+                unmarked = mark if step.get("prepend_scheme", "always") != "never" else None
+            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
+                stripped = start
+            case {"type": "ByteFallback" | "Fuse"}:
+                pass
+            case _:
+                raise UnsupportedModel(
+                    f"{where} decodes by {' + '.join(kinds)}, which this version doesn't read: only "
+                    "byte-level tokenizers and SentencePiece's are"
+                )
+    if not marks:
+        raise UnsupportedModel(
+            f"{where} is neither a byte-level tokenizer nor one of SentencePiece's pieces, which is all that "
+            "this version reads"
+        )
+    return Pieces(tuple(marks), "ByteFallback" in kinds, stripped, unmarked)
+
+
+def _steps(decoder: Any) -> list[dict[str, Any]]:
+    """A decoder's steps, one after the other."""
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [step for each in decoder["decoders"] for step in _steps(each)]
+    return [decoder]
 
 
 class Tokenizer(Vocabulary):

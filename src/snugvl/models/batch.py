@@ -1,4 +1,4 @@
-"""What a network is, and what it is given: a step's tokens, or the patches of a picture."""
+"""The interface of a network, and its inputs: a step's tokens, or the patches of a picture."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass

@@ -74,7 +74,7 @@ class Predictor(nn.Module):
         cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """What it makes of each token's hidden state and the next one's embedding, `[tokens, hidden]`.
+        """Hidden states `[tokens, hidden]` from each token's hidden state and the next one's embedding.
 
         Args:
             embedded: `[tokens, hidden]`, of the tokens that follow.

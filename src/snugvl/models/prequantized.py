@@ -301,7 +301,7 @@ def _fill_bytes(matrix: PackedMatrix, place: torch.Tensor, files: TensorFiles) -
 def _check_values(
     matrix: PackedMatrix, rows: int, columns: int, files: TensorFiles, form: PackedInt4
 ) -> None:
-    """What is beside a matrix and says nothing new must say nothing else."""
+    """Refuse a tensor beside a matrix that says anything but what is known of it already."""
     if matrix.shape is not None and files.whole(matrix.shape).tolist() != [rows, columns]:
         raise CheckpointError(
             f"{matrix.shape.file}: {matrix.shape.name!r} says {files.whole(matrix.shape).tolist()}, "

@@ -100,5 +100,5 @@ def _place(piece: TensorPiece, target: LoadTarget, blocks: Fp8Blocks | None) -> 
 
 
 def blocks_of(form: Fp8Blocks | PackedInt4 | None) -> Fp8Blocks | None:
-    """What FP8 weights of a checkpoint have scales for."""
+    """The blocks of FP8 weights that share a scale in a checkpoint."""
     return form if isinstance(form, Fp8Blocks) else None

@@ -62,7 +62,7 @@ class NativeBackend(Hosted[PreparedPrompt]):
         self._graphs_ahead = ahead == "graphs"
 
     def warm_up(self) -> bool:
-        """What the first request with a grammar would stall all others for; then, if wished, CUDA graphs.
+        """Prepare grammars, for which a first request would stall all others; then, if wished, CUDA graphs.
 
         One graph a call, and only when kernels are compiled: a request that comes meanwhile waits for it.
         """

@@ -33,8 +33,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from snugvl.backends.transformers.requirements import check_code, check_method
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, DoesNotFit, SnugvlError, UnsupportedModel
-from snugvl.inputs.detokenizer import spelling_of
-from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tokenizer import Tokenizer, spelling_of
 
 _auto: Any = transformers  # only partly typed
 _images: Any = AutoImageProcessor  # by its own module: some versions ask torchvision for it elsewhere
