@@ -230,13 +230,10 @@ ToEngine = Start | Submit | Abort | Tokenize | Detokenize | Ping | Bye
 Event = Loading | Ready | Failed | MessageReply | tuple[int, Delta] | End | Pong | Note | Snapshot
 
 
-def _values_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    return attrgetter(*(field.name for field in fields(kind)))
-
-
 # Python pickles frozen dataclasses with slots by a slow path; these cross once a token, or by thousands.
 _FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
-    kind: _values_of(kind) for kind in (Delta, Logprob, Message, Text, TokenLogprob, ToolCall, Usage)
+    kind: attrgetter(*(field.name for field in fields(kind)))
+    for kind in (Delta, Logprob, Message, Text, TokenLogprob, ToolCall, Usage)
 }
 
 
