@@ -32,7 +32,7 @@ from typing import Any, Final
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.facts import PREDICTOR, ModelFacts, Role, Stored, TensorFact
 from snugvl.checkpoint.families import GGUF, parse_config
-from snugvl.checkpoint.families.gated_delta import FULL, LINEAR, TILED
+from snugvl.checkpoint.families.decoder import FULL, LINEAR, TILED
 from snugvl.checkpoint.families.traits import GgufNetwork
 from snugvl.checkpoint.gguf import GgufHeader
 from snugvl.checkpoint.safetensors import TensorEntry

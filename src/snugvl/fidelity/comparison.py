@@ -24,7 +24,6 @@ from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.checkpoint.safetensors import weight_files
 from snugvl.core.options import LoadOptions
-from snugvl.engine.oom import out_of_memory
 from snugvl.errors import InputError, OutOfMemory, RequestError
 from snugvl.fidelity.memory import PassPlan
 from snugvl.fidelity.participant import Participant, check_tokens, published
@@ -32,6 +31,7 @@ from snugvl.fidelity.results import AnswerScore, QuestionOutcome, Verified, furt
 from snugvl.fidelity.stages import Answered, Item, MemoryRow, Rival, Stages, Tokens, stored_bytes
 from snugvl.fidelity.variants import Variant, allocation_of, name_of
 from snugvl.fidelity.work import Clock, Tell, Work, folder_of
+from snugvl.layers.device import out_of_memory
 from snugvl.planner.plan import Allocation
 
 Given = dict[int, Answered]

@@ -32,6 +32,7 @@ LIBRARY: Final = "libcuda.so.1"
 CAPTURES: Final = "captures"
 COPIES: Final = "copies"
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING, as torch's own: it doesn't wait for the default stream
+_SIGNS: Final = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 capturing: Final = RLock()  # held by who captures a CUDA graph, or gives back
 T = TypeVar("T")
 Make = TypeVar("Make", bound=Callable[..., object])
@@ -49,6 +50,35 @@ def give_back_free_blocks() -> None:
     """Give the driver what torch's allocator holds free, of all GPUs."""
     with capturing:
         torch.cuda.empty_cache()
+
+
+def release(device: torch.device) -> None:
+    """Give memory that torch holds and doesn't use back to the driver."""
+    if device.type == "cuda":
+        give_back_free_blocks()
+
+
+def pooled_bytes() -> int:
+    """Bytes of torch's private pools: those of CUDA graphs, the library's workspace there included."""
+    segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+    return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that it came from, is a lack of device memory.
+
+    torch has a class for its own allocator's; the driver's (loading a kernel, making a graph), cuBLAS' and
+    Triton's are known by their text.
+    """
+    while True:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS):
+            return True
+        before = error.__cause__ or error.__context__
+        if before is None:
+            return False
+        error = before
 
 
 def clear_shared() -> None:

@@ -15,8 +15,7 @@ from snugvl.checkpoint.architecture import Mixture, TextConfig
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.experts import Experts, added, chosen, scored
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.linear import Linear
-from snugvl.layers.norm import RMSNorm
+from snugvl.layers.linear import Linear, RMSNorm
 from snugvl.layers.replaced import by_kernels
 from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.rope import CosSin, rotate, rotation_of

@@ -307,7 +307,7 @@ def give_memory(model: nn.Module, device: torch.device, beside: Iterable[int] = 
     """`model.to_empty(device=device)`, which imports all of sympy for a second on the way.
 
     On a GPU in one piece, of which torch's allocator then cuts the tensors: pieces of their own would be
-    rounded up to 2 MiB each, or lie in 20 MiB with holes (`planner/footprint/allocator.py`). `beside`: bytes
+    rounded up to 2 MiB each, or lie in 20 MiB with holes (`planner/footprint/total.py`). `beside`: bytes
     of the next tensors after these.
     """
     if device.type == "cuda":

@@ -20,7 +20,7 @@ from typing import Final
 
 from snugvl.core.options import PurposeName
 from snugvl.planner.engines import rules_of
-from snugvl.planner.footprint.allocator import up
+from snugvl.planner.footprint.total import up
 from snugvl.planner.footprint.vision import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Engine

@@ -84,11 +84,6 @@ class Score(NamedTuple):
     pace: SpeedTier
 
     @property
-    def named(self) -> "Score":
-        """The score of the same way for a model that the user named: nothing is recommended then."""
-        return self._replace(led=False)
-
-    @property
     def sight(self) -> tuple[int, int]:
         """(tokens of the largest image, tokens of the context) that it reaches."""
         return self.reach[0], self.reach[1]
@@ -165,11 +160,6 @@ class Allocation:
     def subject(self) -> str:
         """A text that names exactly this model and these settings; measurements are kept under it."""
         return subject_of(self.model, self.settings)
-
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes that the plan leaves free beside the margin."""
-        return self.usable_bytes - self.footprint.total_bytes
 
     @property
     def running(self) -> RunningPlan:

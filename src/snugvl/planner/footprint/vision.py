@@ -32,8 +32,7 @@ from typing import Final
 
 from snugvl.checkpoint.facts import VisionFacts
 from snugvl.core.memory_kinds import Kind
-from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.total import Component, Phase
+from snugvl.planner.footprint.total import Component, Phase, up
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings, VisionFormat
 

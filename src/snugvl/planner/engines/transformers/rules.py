@@ -23,8 +23,7 @@ from snugvl.planner.engines.transformers.footprint import (
     transformers_components,
     vision_bytes,
 )
-from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.total import Component, Device, Reason
+from snugvl.planner.footprint.total import Component, Device, Reason, up
 from snugvl.planner.footprint.vision import transformers_vision_components
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory

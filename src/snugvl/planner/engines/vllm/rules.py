@@ -29,8 +29,7 @@ from snugvl.planner.engines.vllm.footprint import (
     vllm_components,
     vllm_weight_components,
 )
-from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.total import Component, Device, Reason
+from snugvl.planner.footprint.total import LARGE_ROUND_BYTES, Component, Device, Reason, up
 from snugvl.planner.footprint.vision import scales
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
