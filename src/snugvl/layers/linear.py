@@ -19,7 +19,7 @@ from snugvl.layers.weights import GROUP, WORDS, FormatName, Weights, to_few_bits
 
 
 class RMSNorm(nn.Module):
-    """`x / rms(x) * (offset + weight)` over the last dimension (https://arxiv.org/abs/1910.07467).
+    """`x / rms(x) * (offset + weight)` over the last dimension, in float32 (https://arxiv.org/abs/1910.07467).
 
     `offset` is 1 where a checkpoint stores how far the weights are from 1 (Qwen3.5), else 0.
     """
