@@ -41,9 +41,8 @@ from snugvl.layers.kernels.compiler.ahead_of_time import KernelLaunch, compiled,
 from snugvl.layers.kernels.compiler.launch import LaunchedKernel
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.allocation import without_memory
 from snugvl.models.loader import Storage, choose_formats
-from snugvl.models.networks import LoadableNetwork
+from snugvl.models.networks import LoadableNetwork, without_memory
 
 FORMATS = {"bf16": "bf16", "fp8": "bf16", "int8": "int8", "int6": "int8", "int5": "int8", "int4": "int8"}
 STEPS = {"1": (1,), "4": (1,) * 4, "16": (1,) * 16, "64": (1,) * 64, "300 of one": (300,)}

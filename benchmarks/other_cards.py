@@ -70,10 +70,9 @@ from snugvl.layers.kernels.device import TENSOR_CORES, Hardware
 from snugvl.layers.kernels.products.ggml import TYPES
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import to_few_bits
-from snugvl.models.allocation import without_memory
 from snugvl.models.linear_attention import join_projections
 from snugvl.models.loader import Storage, choose_formats
-from snugvl.models.networks import LoadableNetwork
+from snugvl.models.networks import LoadableNetwork, without_memory
 
 KIB = 1024
 BY_TRITON = ("PAIR", "FLIP")  # constants that Triton's version decides

@@ -13,7 +13,7 @@ In the end our engine continues prompts that it never saw, with `--speculation o
 tokens a step brings is printed. Every answer must be the same.
 
 transformers has no predictor: it is put together from its parts here as vLLM's `qwen3_5_mtp.py` has it
-(`models/predictor.py` says what goes where). So it is the tests' oracle, too.
+(`models/networks.py` says what goes where). So it is the tests' oracle, too.
 """
 
 import argparse

@@ -6,7 +6,8 @@ import traceback
 
 import pytest
 
-from snugvl.backends.mailbox import Inbox, Mailbox, RemoteStream
+from snugvl.backends.inbox import Inbox, RemoteStream
+from snugvl.backends.mailbox import Mailbox
 from snugvl.errors import RequestError
 
 

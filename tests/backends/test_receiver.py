@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from snugvl.backends.mailbox import Inbox
+from snugvl.backends.inbox import Inbox
 from snugvl.backends.receiver import Receiver
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.core.messages import Delta

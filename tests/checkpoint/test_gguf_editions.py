@@ -11,7 +11,7 @@ from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 from snugvl.hardware.describe import describe
 from snugvl.planner.engines.llamacpp.footprint import cache_bytes, placed, tower_bytes
-from snugvl.planner.footprint.images import largest_image
+from snugvl.planner.footprint.vision import largest_image
 from snugvl.planner.inventory import inventory
 from snugvl.planner.recommend import _editions, planned
 from snugvl.planner.settings import Settings

@@ -17,7 +17,7 @@ from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner.commands import next_command
 from snugvl.planner.engines import rules_of
-from snugvl.planner.footprint.images import scales
+from snugvl.planner.footprint.vision import scales
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.recommend import catalogue_candidates
 from snugvl.planner.solve import Candidate, solve

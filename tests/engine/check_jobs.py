@@ -14,9 +14,9 @@ from snugvl.engine.precompile import CompileJob, outline_of
 from snugvl.layers import replaced
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.linear import Linear
-from snugvl.models.allocation import without_memory
 from snugvl.models.linear_attention import join_projections
 from snugvl.models.loader import Storage, choose_formats
+from snugvl.models.networks import without_memory
 
 VISION: dict[str, Any] = {
     "depth": 1,

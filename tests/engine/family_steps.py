@@ -20,10 +20,9 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, _encode, network_from, outline_of
 from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
 from snugvl.layers.kernels.device import Hardware
-from snugvl.models.allocation import without_memory
 from snugvl.models.linear_attention import join_projections
 from snugvl.models.loader import Storage, choose_formats
-from snugvl.models.networks import LoadableNetwork
+from snugvl.models.networks import LoadableNetwork, without_memory
 from tests.engine.serving_mix import QWEN3_5_MOE
 
 ALONE = ((1,),)

@@ -21,9 +21,9 @@ from snugvl.core.config import EngineConfig
 from snugvl.core.messages import user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
-from snugvl.engine.oom import pooled_bytes
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
+from snugvl.layers.device import pooled_bytes
 from snugvl.models.loader import load_model
 
 device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")

@@ -31,10 +31,9 @@ from snugvl.layers.ggml import GgmlType
 from snugvl.layers.kernels.compiler.ahead_of_time import KernelLaunch, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from snugvl.models.loader import Storage, choose_formats
-from snugvl.models.networks import LoadableNetwork
+from snugvl.models.networks import LoadableNetwork, without_memory
 
 H200 = Hardware((9, 0), 132)
 IMAGE = 4000

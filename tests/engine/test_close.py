@@ -15,7 +15,7 @@ from snugvl.engine import claims
 from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.engine.engine import Engine
 from snugvl.engine.sampling.masks import MaskPace, MaskThreads
-from snugvl.layers.shared import capturing, shared
+from snugvl.layers.device import capturing, shared
 from snugvl.models.loader import load_model
 from tests import hybrid
 from tests.engine.test_network import requests

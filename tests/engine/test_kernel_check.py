@@ -175,7 +175,7 @@ def test_what_torch_cant_do_says_nothing_of_a_kernel(
     def exhausted(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr("snugvl.layers.norm.plain_norm", exhausted)
+    monkeypatch.setattr("snugvl.layers.linear.plain_norm", exhausted)
     found = verdicts_of(tiny_job(Storage("bf16"), most=2, sees=False))
     wrong = {each.verdict for each in found if each.verdict != OK}
     assert wrong == {"not checked: plain torch's twin: no memory"}
@@ -242,7 +242,7 @@ def test_a_check_ends_where_nothing_has_memory(as_on_a_gpu: None, monkeypatch: p
         raise torch.OutOfMemoryError("no room")
 
     break_kernel("rms_norm", no_memory, monkeypatch)
-    monkeypatch.setattr("snugvl.layers.norm.plain_norm", no_memory)
+    monkeypatch.setattr("snugvl.layers.linear.plain_norm", no_memory)
     found = verdicts_of(tiny_job(Storage("bf16"), most=2, sees=False))
     assert "not checked: plain torch's twin: no memory" in {each.verdict for each in found}
     assert not any(each.withdrawn for each in found)

@@ -11,10 +11,10 @@ from snugvl.engine import choosing, recovery
 from snugvl.engine.graphs import cache as graph_cache
 from snugvl.engine.graphs.cache import GraphCache, GraphKey, Pool, Work
 from snugvl.engine.graphs.decode import DecodeGraphs
-from snugvl.engine.oom import out_of_memory
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.scheduler import Ready, Schedule
 from snugvl.errors import OutOfMemory
+from snugvl.layers.device import out_of_memory
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from tests.engine.eager import engine_with

@@ -20,7 +20,7 @@ from snugvl.engine.graphs.prefill import size_of
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import EngineError
 from snugvl.layers import attention
-from snugvl.layers.shared import capturing
+from snugvl.layers.device import capturing
 from snugvl.models.loader import load_model
 from tests.engine.eager import EagerGraphs
 from tests.engine.test_network import requests as network_requests

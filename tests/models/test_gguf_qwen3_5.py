@@ -167,7 +167,7 @@ def _twin(decoder: torch.nn.Module, place: str, linear: Linear) -> torch.Tensor:
 @pytest.mark.parametrize("name", MODELS)
 def test_its_plan_is_what_our_engine_holds(name: str, made: Any, tmp_path: Path) -> None:
     from snugvl.checkpoint.gguf_network import ours as as_ours
-    from snugvl.models.allocation import segment_bytes
+    from snugvl.models.networks import segment_bytes
 
     root = made(name)
     file = quantised(root, tmp_path / "blocks.gguf")

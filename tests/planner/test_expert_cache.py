@@ -19,8 +19,8 @@ from snugvl.core.options import LoadOptions
 from snugvl.errors import RequestError
 from snugvl.hardware.machine import Machine
 from snugvl.models import expert_cache, loader
-from snugvl.models.allocation import segment_bytes
 from snugvl.models.host_memory import unit_bytes
+from snugvl.models.networks import segment_bytes
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native.step_graphs import POOL
 from snugvl.planner.engines.rules import rules_of

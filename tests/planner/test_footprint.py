@@ -11,14 +11,20 @@ import pytest
 from snugvl.checkpoint.facts import KVLayer, TensorFact
 from snugvl.core.formats import FORMATS
 from snugvl.core.memory_kinds import Kind
-from snugvl.models.allocation import segment_bytes
+from snugvl.models.networks import segment_bytes
 from snugvl.planner.engines.vllm import footprint as vllm
 from snugvl.planner.engines.vllm.tensors import deepstack_buffers, rotary_caches
-from snugvl.planner.footprint.allocator import reserved_bytes, together_bytes, up
-from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import kv_bytes
-from snugvl.planner.footprint.total import Component, Device, footprint, footprint_of
-from snugvl.planner.footprint.vision import encoder_bytes_per_token, held_outputs
+from snugvl.planner.footprint.total import (
+    Component,
+    Device,
+    footprint,
+    footprint_of,
+    reserved_bytes,
+    together_bytes,
+    up,
+)
+from snugvl.planner.footprint.vision import encoder_bytes_per_token, held_outputs, largest_image, scales
 from snugvl.planner.footprint.weights import (
     few_bits_parts,
     joined,

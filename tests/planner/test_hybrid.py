@@ -18,9 +18,9 @@ from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.networks import Qwen35
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native import hybrid
-from snugvl.planner.footprint import allocator, vision
-from snugvl.planner.footprint.images import ImageSize
+from snugvl.planner.footprint import total, vision
 from snugvl.planner.footprint.kv import state_bytes, state_component
+from snugvl.planner.footprint.vision import ImageSize
 from snugvl.planner.footprint.weights import part_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
@@ -107,7 +107,7 @@ class Small(Trace):
     """Counts tensors of up to 1 MiB alone."""
 
     def _add(self, storage: torch.UntypedStorage, what: str) -> None:
-        if storage.nbytes() <= allocator.SMALL_BYTES:
+        if storage.nbytes() <= total.SMALL_BYTES:
             super()._add(storage, what)
 
 

@@ -16,10 +16,9 @@ from snugvl.checkpoint.read import facts_of
 from snugvl.core.options import LoadOptions
 from snugvl.layers.kernels.products import dequantize, grouped
 from snugvl.models import loader
-from snugvl.models.allocation import segment_bytes
+from snugvl.models.decoder import SparseMLP
 from snugvl.models.linear_attention import join_projections
-from snugvl.models.mixture import SparseMLP
-from snugvl.models.networks import LoadableNetwork, network_of
+from snugvl.models.networks import LoadableNetwork, network_of, segment_bytes
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native import step_graphs
 from snugvl.planner.footprint.total import Device

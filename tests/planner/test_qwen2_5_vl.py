@@ -10,7 +10,7 @@ from snugvl.checkpoint.families import parse_config
 from snugvl.models import loader
 from snugvl.models.networks import network_of
 from snugvl.planner.footprint import vision
-from snugvl.planner.footprint.images import ImageSize
+from snugvl.planner.footprint.vision import ImageSize
 from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_components
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings

@@ -17,7 +17,7 @@ from snugvl.planner.engines.vllm.footprint import (
     vllm_components,
 )
 from snugvl.planner.engines.vllm.tensors import MAX_SPLIT_BYTES, loading_bytes, rotary_caches, tensors_of
-from snugvl.planner.footprint.allocator import CachingAllocator
+from snugvl.planner.footprint.total import CachingAllocator
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
 

@@ -20,7 +20,7 @@ from snugvl.models.vision import ROWS
 from snugvl.planner.engines.native.footprint import native_prefill
 from snugvl.planner.engines.transformers.footprint import plain_attention, transformers_prefill
 from snugvl.planner.footprint import vision
-from snugvl.planner.footprint.images import ImageSize
+from snugvl.planner.footprint.vision import ImageSize
 from snugvl.planner.inventory import Inventory, inventory
 from tests.models.forward import encode_vision
 from tests.planner.models import SHAPES, qwen3_vl

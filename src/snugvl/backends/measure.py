@@ -21,8 +21,8 @@ import torch
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.service import Load
-from snugvl.engine.oom import pooled_bytes
 from snugvl.hardware import host, nvml
+from snugvl.layers.device import pooled_bytes
 
 GRAPHS, CONTEXT, LATE, INTERPRETER = Kind.GRAPHS, Kind.CONTEXT, Kind.KERNELS, Kind.PROCESS
 TRIES = 3

@@ -14,9 +14,8 @@ from snugvl.hardware.calibration import estimate_of
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.hardware.probe import probe
 from snugvl.hardware.software import build_tools, torch_build
-from snugvl.layers.driver import CAPTURES, in_thread_that_ends, stream_on
+from snugvl.layers.device import CAPTURES, give_back_free_blocks, in_thread_that_ends, stream_on
 from snugvl.layers.kernels.compiler.first_launch import has_launcher
-from snugvl.layers.shared import give_back_free_blocks
 from snugvl.planner.budget import Budget, beside_bytes, host_margin_bytes, margin_bytes
 from snugvl.planner.engines.native.footprint import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device

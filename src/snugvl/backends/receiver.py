@@ -1,6 +1,8 @@
 """From the engine's tokens to the reader's text: one receiver a request, run in the engine's thread."""
 
+import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 from snugvl.backends.mailbox import Mailbox
@@ -8,11 +10,14 @@ from snugvl.core.messages import Delta, Logprob, TokenLogprob, ToolForm, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import FinishReason, TokenOutput
 from snugvl.engine.sampling.likeliest import Sampled
+from snugvl.errors import ENDINGS, EngineError, engine_failed
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.reasoning import ReasoningSplitter
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers, opening
+
+logger = logging.getLogger(__name__)
 
 
 class Receiver:
@@ -183,3 +188,33 @@ class Receiver:
     def _token_logprob(self, token_id: int, logprob: float) -> TokenLogprob:
         raw = self._tokenizer.token_bytes(token_id)
         return TokenLogprob(raw.decode("utf-8", errors="replace"), raw, logprob)
+
+
+def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:
+    """End every request with an error."""
+    for receiver in receivers.values():
+        receiver.fail(error)
+    receivers.clear()
+
+
+def deliver(
+    abort: Callable[[str, int | None], object], receivers: dict[str, Receiver], output: TokenOutput
+) -> None:
+    """Hand a token to its request, in the engine's thread. What fails there ends that request alone.
+
+    `abort` is told id and choice at a stop string; the id and None where all choices are to end.
+    """
+    receiver = receivers.get(output.request_id)
+    if receiver is None:
+        return
+    try:
+        if receiver.receive(output):
+            abort(output.request_id, output.choice)
+    except ENDINGS:
+        raise
+    except BaseException as error:  # what Rust panics at is no Exception
+        logger.exception("an answer's text can't be made")
+        receiver.fail(engine_failed(error))
+        abort(output.request_id, None)
+    if receiver.done:
+        del receivers[output.request_id]

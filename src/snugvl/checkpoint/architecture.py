@@ -141,7 +141,7 @@ class TextConfig:
         linear: sizes of the "linear" layers; None without such.
         gated: whether the query matrix also makes a gate for attention's output.
         norm_offset: added to the weights of the norms; 1 where they are stored as their distance from 1.
-        predictors: layers of the multi-token predictor that is loaded (`models/predictor.py`), each with keys
+        predictors: layers of the multi-token predictor that is loaded (`models/networks.py`), each with keys
             and values of its own behind those of the decoder.
         mixture: of the layers that are mixtures of experts; None without such.
     """

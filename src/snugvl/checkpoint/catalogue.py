@@ -167,24 +167,6 @@ class Entry:
         """All GGUFs, the one to be led to first."""
         return tuple(filter(None, (self.gguf, *self.ggufs)))
 
-    @property
-    def quality_source(self) -> str:
-        """The source of its place in the order by quality."""
-        if self.name == POCKET:
-            return (
-                "last: a demonstration model of this project for drawn shapes and words, not for photographs"
-            )
-        if self.above is not None:
-            return f"right above {self.above[0]}: {self.above[1]}"
-        if not self.scores:
-            return "not ranked: text only"
-        ranked = next((each for each in self.scores if each.benchmark == RANKED_BY), None)
-        if ranked is None:
-            names = ", ".join(each.benchmark for each in self.scores)
-            return f"no {RANKED_BY}; above those that it beats on {names}: {self.scores[0].source}"
-        how = ", with thinking" if ranked.plain is None and ranked.thinking is not None else ""
-        return f"{ranked.value} % on {RANKED_BY}{how}: {ranked.source}"
-
 
 @cache
 def entries() -> tuple[Entry, ...]:

@@ -28,7 +28,7 @@ from snugvl.checkpoint.facts import (
     VisionFacts,
 )
 from snugvl.checkpoint.families import PROJECTORS, family_of_gguf, traits_of
-from snugvl.checkpoint.families.gated_delta import GatedDelta
+from snugvl.checkpoint.families.decoder import GatedDelta
 from snugvl.checkpoint.gguf_network import (
     ARCHITECTURE,
     INSTEAD,

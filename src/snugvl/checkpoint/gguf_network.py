@@ -6,7 +6,7 @@ llama.cpp stores these in another way:
                                (`GgufNetwork.alternating`, `TensorEntry.heads`)
     a tower's patches          one convolution for each frame of a pair (`TensorEntry.frames`)
     deepstack mergers          by the block after which they stand, not by their place in the list
-    experts                    gate and up of all experts apart (`models/expert_files.py`)
+    experts                    gate and up of all experts apart (`models/loader.py`)
     Qwen3.5's norms            with the 1 that is added to them; how fast heads forget as −exp of it
                                (`TensorEntry.meant`)
     Qwen3.5's value heads      those of one key head lie apart (`LinearAttention.tiled`), which our engine
@@ -32,7 +32,7 @@ from typing import Any, Final
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.facts import PREDICTOR, ModelFacts, Role, Stored, TensorFact
 from snugvl.checkpoint.families import GGUF, parse_config
-from snugvl.checkpoint.families.gated_delta import FULL, LINEAR, TILED
+from snugvl.checkpoint.families.decoder import FULL, LINEAR, TILED
 from snugvl.checkpoint.families.traits import GgufNetwork
 from snugvl.checkpoint.gguf import GgufHeader
 from snugvl.checkpoint.safetensors import TensorEntry

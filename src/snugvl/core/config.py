@@ -14,7 +14,7 @@ RECENT = 96  # tokens of each sequence whose hidden states are kept for its pred
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the engine allocates at start-up and never exceeds.
+    """Sizes that the engine allocates at start-up and never exceeds.
 
     Attributes:
         num_blocks: KV blocks in the pool.

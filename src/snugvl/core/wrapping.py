@@ -69,7 +69,7 @@ class Wrap:
             self._gap += piece
             return done
         done = ""
-        for letters in _breakable(piece):
+        for letters in [piece] if piece.isascii() else piece:  # others end a line between any two letters
             if self._word and (_wide(self._word[-1]) or _wide(letters[0])):
                 done += self._put_word()
             self._word += letters
@@ -134,8 +134,3 @@ def cells(text: str) -> int:
 def _wide(letter: str) -> bool:
     """Whether it is of a script that is written without blanks, whose lines end between any two letters."""
     return not letter.isascii() and east_asian_width(letter) in "WF"
-
-
-def _breakable(word: str) -> list[str]:
-    """The word; letters between which a line may end, one by one."""
-    return [word] if word.isascii() else list(word)

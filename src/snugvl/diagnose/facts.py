@@ -11,9 +11,8 @@ from snugvl.diagnose import command as commands
 from snugvl.diagnose.command import LoggedCommand
 from snugvl.diagnose.result import Engine, Origin
 from snugvl.diagnose.scan import Hit, LoggedRun
-from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes
-from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
+from snugvl.planner.footprint.vision import encoder_bytes_per_token, largest_image, scales, vllm_workspace
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings

@@ -32,8 +32,8 @@ from snugvl.core.config import RECENT
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import slot_of
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.device import to_device, upload
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.upload import to_device, upload
 from snugvl.models.batch import DraftBatch, ForwardBatch, Scoring
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.sampling.sampler import Sampler, SamplerInput, begin, scores_of
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence, State
-from snugvl.layers.upload import to_device, upload
+from snugvl.layers.device import to_device, upload
 from snugvl.models.batch import Scoring
 
 if TYPE_CHECKING:

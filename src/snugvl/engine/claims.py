@@ -2,7 +2,7 @@
 
 Some memory belongs to no model: free blocks of torch's allocators, on the GPU and page-locked ones beside it;
 a workspace of the library (cuBLAS) for each thread and stream; small tensors that all networks read
-(`layers/shared.py`); and torch's limit on what it may take is one number a device.
+(`layers/device.py`); and torch's limit on what it may take is one number a device.
 
     load ─► DeviceClaim ─► limit, weights, cache, graphs ─► release ─┬─ always: free blocks
                                                                     └─ the last one: workspaces, shared
@@ -24,7 +24,7 @@ from weakref import WeakSet
 import torch
 
 from snugvl.core.resources import give_back_heap
-from snugvl.layers.shared import clear_shared, give_back_free_blocks
+from snugvl.layers.device import clear_shared, give_back_free_blocks
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from snugvl.layers.upload import HostCopy
+from snugvl.layers.device import HostCopy
 
 PAIR = 2  # tokens of the shortest end that is looked for
 LONGEST = 8  # of an end: a longer one says no more

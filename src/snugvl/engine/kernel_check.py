@@ -31,13 +31,12 @@ from torch import nn
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.core.kernel_checks import OK, UNCHECKED, KernelVerdict
 from snugvl.engine.graphs import decode as decode_graphs
-from snugvl.engine.oom import out_of_memory
 from snugvl.engine.precompile import MOST_BEFORE, CompileJob, fresh, network_from, rehearse
 from snugvl.engine.sampling import filters, likeliest
 from snugvl.layers import attention, experts, weights
+from snugvl.layers.device import out_of_memory
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
-from snugvl.layers.linear import Linear
-from snugvl.layers.norm import RMSNorm
+from snugvl.layers.linear import Linear, RMSNorm
 from snugvl.layers.replaced import plainly, usable, withdraw, without
 from snugvl.layers.weights import FormatName
 from snugvl.models import decoder, linear_attention, patches, rope, vision_blocks

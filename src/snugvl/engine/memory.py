@@ -20,10 +20,10 @@ from snugvl.checkpoint.architecture import no_predictor
 from snugvl.core.config import EngineConfig
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.cache import SMALL_BYTES
-from snugvl.engine.oom import pooled_bytes, release
 from snugvl.engine.pressure import PressureMonitor, sizes
 from snugvl.engine.runner import Runner
 from snugvl.engine.scheduler import Scheduler
+from snugvl.layers.device import pooled_bytes, release
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.models.batch import Network
 

@@ -32,11 +32,10 @@ from snugvl.layers.kv_cache import KVCache, e4m3_bytes
 from snugvl.layers.linear import Linear
 from snugvl.layers.replaced import withdrawn, without
 from snugvl.layers.weights import FormatName
-from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, encoded
 from snugvl.models.expert_cache import InPlace, experts_of
 from snugvl.models.linear_attention import GatedDeltaNet
-from snugvl.models.networks import LoadableNetwork
+from snugvl.models.networks import LoadableNetwork, without_memory
 
 SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
 # An image that the tower encodes in one chunk, one in several, and a video.
@@ -122,7 +121,7 @@ class CompileJob:
 
 
 def compile_job_of(network: LoadableNetwork, config: EngineConfig, device: torch.device) -> CompileJob:
-    """What an engine on a GPU needs, without what differs from start to start and decides nothing here.
+    """Needs of an engine on a GPU, without what differs from start to start and decides nothing here.
 
     `network`: with or without memory.
     """
@@ -225,7 +224,7 @@ def rehearse(
 
 
 def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
-    """What the predictor computes for so many sequences, beyond what it does of prompts."""
+    """Compute the predictor's drafts for so many sequences, beyond what it does of prompts."""
     batch = _batch((1,) * count, cache)
     hidden = fresh((count, network.config.text.hidden_size), network.dtype, network.device)
     attention = replace(batch.attention, starts=None)
@@ -233,7 +232,7 @@ def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
 
 
 def _around(network: LoadableNetwork, cache: KVCache) -> None:
-    """What a decode graph does beside the network."""
+    """Do the work of a decode graph beside the network."""
     device, count = network.device, 2
 
     def numbers(dtype: torch.dtype, *shape: int, below: int = 1) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Drafts by the model's multi-token predictor (`models/predictor.py`), on the device.
+"""Drafts by the model's multi-token predictor (`models/networks.py`), on the device.
 
     network      │ step n          │ choose │              │ step n + 1, with drafts
     predictor                               │ d1 ─ d2 ─ d3 │
@@ -37,8 +37,8 @@ from snugvl.engine.graphs.decode import ROW_FIELDS, DecodeRow, pack_rows, single
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of
+from snugvl.layers.device import to_device
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.upload import to_device
 from snugvl.models.batch import Network, PredictingNetwork
 
 MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is right less often than the last

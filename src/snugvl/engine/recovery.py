@@ -1,22 +1,36 @@
-"""Recovery from a step or an encoding that fails, and the end of requests that wait for memory in vain."""
+"""Recovery from a step or an encoding that fails, and the end of requests that wait for memory in vain.
+
+A step takes workspace. The plan has room for it, but another program may have taken that meanwhile, or the
+plan was wrong. So a step that runs out of memory is tried again in parts, and only what fails alone ends:
+
+    step  a ▒▒▒▒  b ▒  c ▒        out of memory: all three wait, what torch keeps goes back to the driver
+          a ▒                     alone, a quarter as long, without a graph; it fails again: a ends
+          b ▒                     alone, until it has a token; then it shares steps again
+          c ▒  b ▒
+"""
 
 import logging
+import re
 import time
 from traceback import clear_frames
 
+import torch
+
 from snugvl.engine import pressure
+from snugvl.engine.blocks import BlockPool
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.memory import MemoryReclaimer
-from snugvl.engine.oom import no_room, out_of_memory, refusal, release
 from snugvl.engine.pressure import POLL_S
 from snugvl.engine.request import TokenOutput
 from snugvl.engine.requests import Requests
 from snugvl.engine.runner import Runner
 from snugvl.engine.scheduler import Chunk, Scheduler
 from snugvl.engine.sequence import State
-from snugvl.errors import EngineError, SnugvlError, engine_failed
+from snugvl.errors import EngineError, OutOfMemory, SnugvlError, engine_failed
+from snugvl.layers.device import out_of_memory, release
 
 logger = logging.getLogger(__name__)
+_ASKED = re.compile(r"Tried to allocate ([\d.]+ (?:[KMGT]iB|bytes))")
 
 
 class Recovery:
@@ -114,3 +128,45 @@ class Recovery:
         logger.exception("%s failed", what)
         self.faults += 1
         return engine_failed(error)
+
+
+def refusal(error: BaseException, chunk: Chunk, device: torch.device) -> OutOfMemory:
+    """The error of a request whose step failed even alone: its size, the memory asked for, the memory
+    allowed."""
+    tokens = chunk.end - chunk.start
+    pictures = chunk.sequence.prompt.vision_in(chunk.start, chunk.end)
+    what = f"{tokens:,} tokens" if tokens > 1 else "1 token"
+    if pictures:
+        largest = max(t * h * w for t, h, w in (part.item.grid_thw for part in pictures))
+        what += f" with {len(pictures)} images or videos of up to {largest:,} patches"
+    found = _ASKED.search(str(error))
+    asked = f" asked for {found[1]} more than there was" if found else " needed more than there was"
+    smaller = "send smaller or fewer images, or " if pictures else ""
+    return OutOfMemory(
+        f"out of memory: a step of {what}, with nothing beside it,{asked}{_held(device)}; {smaller}"
+        "try again when other programs have given memory back"
+    )
+
+
+def no_room(tokens: int, pool: BlockPool) -> OutOfMemory:
+    """The error of a request that waited in vain for memory that other programs have taken."""
+    held = pool.num_blocks * pool.block_size
+    assert tokens > held, "a request waits for nothing"
+    return OutOfMemory(
+        f"out of memory: other programs have taken the KV cache's memory; {held:,} tokens of it are left, "
+        f"and this request has {tokens:,}; try again when they have given memory back"
+    )
+
+
+def _held(device: torch.device) -> str:
+    """Text with torch's memory, its limit, and the free memory of the card; empty on a CPU."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    most = total * torch.cuda.get_per_process_memory_fraction(device)
+    held = torch.cuda.memory_reserved(device)
+    return f" ({_mib(held)} held of {_mib(most)} allowed, {_mib(free)} free on the card)"
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / (1 << 20):,.0f} MiB"

@@ -35,7 +35,6 @@ from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.cache import CudaCapturer, GraphCache
 from snugvl.engine.graphs.decode import SIZES, DecodeGraphs, Replay, rows_of
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
-from snugvl.engine.oom import release
 from snugvl.engine.predictor import Drafter
 from snugvl.engine.sampling.likeliest import PendingTokens, Sampled, begin_rows
 from snugvl.engine.sampling.sampler import Sampler
@@ -43,7 +42,7 @@ from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
 from snugvl.engine.snapshots import StateCopy
 from snugvl.layers.compilations import compilations
-from snugvl.layers.driver import CAPTURES, stream_on
+from snugvl.layers.device import CAPTURES, release, stream_on
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.replaced import recordable
 from snugvl.models.batch import Network, PredictingNetwork, Scoring

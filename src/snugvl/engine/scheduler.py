@@ -93,7 +93,7 @@ class Schedule:
         copies: come first, in their order.
         restores: slots that become copies of snapshots, before anything is computed.
         later: the chunk that was left out, if there is one, because its images aren't encoded.
-        alone: whether it must run with as little memory as can be (see `oom.py`).
+        alone: whether it must run with as little memory as can be (see `recovery.py`).
     """
 
     chunks: list[Chunk] = field(default_factory=list)

@@ -79,7 +79,7 @@ class Snapshots:
         return StateCopy(slot_of(sequence), self._found[key])
 
     def take(self, sequences: Iterable[Sequence]) -> list[StateCopy]:
-        """What to copy before the next step: states of running sequences that a prompt may start from.
+        """Copies to make before the next step: states of running sequences that a prompt may start from.
 
         Each is that behind the `computed` tokens of its sequence, all of them known.
         """

@@ -11,7 +11,7 @@ the work, the next run goes on where it was (`work.py`).
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.checkpoint.safetensors import weight_files
 from snugvl.core.options import LoadOptions
-from snugvl.engine.oom import out_of_memory
 from snugvl.errors import InputError, OutOfMemory, RequestError
 from snugvl.fidelity.memory import PassPlan
 from snugvl.fidelity.participant import Participant, check_tokens, published
@@ -32,6 +31,7 @@ from snugvl.fidelity.results import AnswerScore, QuestionOutcome, Verified, furt
 from snugvl.fidelity.stages import Answered, Item, MemoryRow, Rival, Stages, Tokens, stored_bytes
 from snugvl.fidelity.variants import Variant, allocation_of, name_of
 from snugvl.fidelity.work import Clock, Tell, Work, folder_of
+from snugvl.layers.device import out_of_memory
 from snugvl.planner.plan import Allocation
 
 Given = dict[int, Answered]
@@ -131,8 +131,10 @@ class Comparison:
         for number, rival in enumerate(self.rivals):
             mine = {n: (each.tokens,) for n, each in given[number].items() if each.error is None}
             self._stages.sweep(f"variant-{number}", f"{rival.name}: distributions", rival.side, mine)
-        tried = {n: _distinct(each[n] for each in given) for n in range(len(self.items))}
-        tried = {n: each for n, each in tried.items() if each}
+        tried: dict[int, tuple[Tokens, ...]] = {}  # different answers to one question, in order
+        for n in range(len(self.items)):
+            if answers := [each[n].tokens for each in given if each[n].error is None]:
+                tried[n] = tuple(dict.fromkeys(answers))
         self._stages.sweep("reference", "the reference: distributions", self.reference, tried)
         scores = [self._scores(number, each) for number, each in enumerate(given)]
         truth = self._truth(given, scores)
@@ -230,11 +232,6 @@ class Comparison:
         sides = self.reference, rival.side
         answers = given[n].tokens, truth[n], scores[n][0]
         return outcome(item.name, item.size, item.question, rival.name, sides, *answers)
-
-
-def _distinct(given: Iterable[Answered]) -> tuple[Tokens, ...]:
-    """Different answers to one question, in order."""
-    return tuple(dict.fromkeys(each.tokens for each in given if each.error is None))
 
 
 def _likeliest(scores: Scores) -> float:

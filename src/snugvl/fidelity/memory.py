@@ -32,10 +32,9 @@ from snugvl.fidelity.sweep import SweepSizes
 from snugvl.models.layered import LayeredNetwork, part_bytes
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native import hybrid
-from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import kv_bytes, state_bytes
 from snugvl.planner.footprint.total import PROCESS, PROCESS_BYTES, Component, Footprint, footprint_of
-from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
+from snugvl.planner.footprint.vision import ImageSize, encoder_bytes_per_token, native_workspace
 
 CHUNKS: Final = (2048, 1024, 512, 256, 128)  # tokens, the widest first
 HOST_SHARE: Final = 2  # of free host memory beside a GPU, one part of so many is taken at most

@@ -19,7 +19,6 @@ from snugvl.backends.place import TargetDevice, cap, device_of, place_on
 from snugvl.core.options import LoadOptions
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
-from snugvl.engine.oom import release
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.errors import DoesNotFit, ImageError, RequestError, SnugvlError
@@ -30,6 +29,7 @@ from snugvl.fidelity.participant import Extent, Participant
 from snugvl.fidelity.sweep import Sequences, Sweep
 from snugvl.fidelity.variants import Question, Variant, allocation_of
 from snugvl.fidelity.work import Clock, Work
+from snugvl.layers.device import release
 from snugvl.models.layered import LayeredNetwork
 from snugvl.planner.engines.native.footprint import LATE_BYTES
 

@@ -30,9 +30,9 @@ import torch
 from snugvl.checkpoint.architecture import TextConfig
 from snugvl.core.config import DEFAULT_BLOCK_SIZE, KVFormat
 from snugvl.engine.batch import table_width
-from snugvl.engine.oom import out_of_memory, release
 from snugvl.engine.request import CheckedPrompt, VisionItem
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.device import out_of_memory, release
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.models.batch import encoded
 from snugvl.models.decoder import Layer

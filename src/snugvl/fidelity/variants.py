@@ -75,11 +75,6 @@ class Question:
                 return ask.caption_request(image, model, **common)
 
 
-def limited(question: Question, max_tokens: int | None) -> Question:
-    """The question with answers of so many tokens."""
-    return question if max_tokens is None else replace(question, max_tokens=max_tokens)
-
-
 MOST: Final = 16  # variants of one comparison: each answers every question
 
 

@@ -66,7 +66,8 @@ def advise(
     steps = [step for gpu in machine.gpus for step in _gpu_steps(gpu, machine)]
     steps += [*_ram_steps(machine), *_disk_steps(machine, downloads)]
     steps = [step for step in steps if step.frees_bytes >= _WORTH_BYTES]
-    odd = (*_odd(machine, build), *(_missing_tools(tools) if tools and _compiles(machine) else ()))
+    compiles = machine.gpus and machine.os in ("linux", "wsl2")  # Triton does, for a GPU, on Linux
+    odd = (*_odd(machine, build), *(_missing_tools(tools) if tools and compiles else ()))
     return Advice(odd, tuple(sorted(steps, key=lambda step: -step.frees_bytes)))
 
 
@@ -139,11 +140,6 @@ def _odd_torch(machine: Machine, build: TorchBuild) -> Sequence[str]:
                 f"with CUDA {needed}{how}"
             )
     return found
-
-
-def _compiles(machine: Machine) -> bool:
-    """Whether Triton compiles kernels on this machine: with a GPU under Linux."""
-    return bool(machine.gpus) and machine.os in ("linux", "wsl2")
 
 
 def no_launcher(tools: BuildTools) -> str | None:

@@ -335,11 +335,6 @@ class ContextStages:
     total: int = 0
 
     @property
-    def driver_bytes(self) -> int:
-        """Bytes of the bare context."""
-        return self.before - self.context
-
-    @property
     def context_bytes(self) -> int:
         """Bytes of context, kernels and libraries together."""
         return self.before - self.settled

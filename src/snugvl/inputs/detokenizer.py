@@ -1,4 +1,17 @@
-"""Streaming text of one choice: bytes to characters, and no character of a stop string.
+"""Token ids to text: the bytes of each token, and the streaming text of one choice.
+
+A tokenizer writes bytes as the strings of its vocabulary in one of two ways, each read off its decoder:
+
+    byte-level (GPT-2's, Qwen's, Llama 3's)      every byte is a printable character:  "Ġcaf", "Ã©"
+    pieces (SentencePiece's: Llama 2, Mistral,   characters as they are, "▁" for a space, and a token
+            Phi-3, Gemma)                        "<0xC3>" for each byte that has no character
+
+Every token is a run of bytes either way, so bytes of a token, streaming and logprobs are exact. Many
+tokenizers of pieces begin a text with a space of their own, which their decoder takes off again: `opening`
+is a token at the beginning of a text.
+
+One difference to the decoder of `tokenizers`: of bytes that are no UTF-8 it writes one U+FFFD for each byte
+of the whole run, the right characters before them included, which no stream can.
 
 Text is held back only while it may still become something else: an incomplete UTF-8 character, or a
 beginning of a stop string. The result doesn't depend on how the text is split into tokens: the stop string
@@ -9,12 +22,149 @@ that is complete first ends the text (of several at once, the longest). Time is 
 """
 
 import codecs
+import re
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import tokenizers
 
 from snugvl.errors import RequestError
-from snugvl.inputs.tokenizer import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9a-fA-F]{2})>")
+SPELLED = 1 << 14  # tokens whose bytes are kept: those that came lately
+_IDS = 1 << 32  # ids that the Rust side can be asked for
+
+
+class Spelling(Protocol):
+    """From a token's string to its bytes.
+
+    `decoder`: in the form of tokenizer.json, where the file's own isn't known to llguidance; else None.
+    """
+
+    @property
+    def decoder(self) -> dict[str, Any] | None: ...
+
+    def inside(self, token: str) -> bytes:
+        """The bytes a token stands for."""
+        ...
+
+    def opening(self, token: str) -> bytes:
+        """Bytes of a token at the beginning of a text."""
+        ...
+
+
+class ByteLevel:
+    """Every byte has a character."""
+
+    decoder = None
+
+    def __init__(self) -> None:
+        self._alphabet = _byte_alphabet()
+
+    def inside(self, token: str) -> bytes:
+        """As the byte-level decoder does it: a token with any foreign character stands for itself."""
+        mapped = [self._alphabet.get(character) for character in token]
+        return token.encode() if None in mapped else bytes(b for b in mapped if b is not None)
+
+    def opening(self, token: str) -> bytes:
+        """Bytes of a token at the beginning of a text: as anywhere, as a space is a character of its own."""
+        return self.inside(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Characters, a mark for spaces, tokens of one byte.
+
+    Attributes:
+        marks: what stands for what, in order, such as ("▁", " ").
+        byte_tokens: whether "<0xC3>" is a byte.
+        stripped: spaces that a text loses at its beginning.
+        unmarked: a mark that the first token of a text loses wherever it stands (Metaspace), or None.
+    """
+
+    marks: tuple[tuple[str, str], ...]
+    byte_tokens: bool
+    stripped: int = 0
+    unmarked: str | None = None
+
+    @property
+    def decoder(self) -> dict[str, Any] | None:
+        """A Metaspace spelled out."""
+        if self.unmarked is None:
+            return None
+        steps: list[dict[str, Any]] = [
+            {"type": "Replace", "pattern": {"String": mark}, "content": text} for mark, text in self.marks
+        ]
+        if self.byte_tokens:
+            steps.append({"type": "ByteFallback"})
+        return {"type": "Sequence", "decoders": [*steps, {"type": "Fuse"}]}
+
+    def inside(self, token: str) -> bytes:
+        """The bytes a token stands for."""
+        for mark, text in self.marks:
+            token = token.replace(mark, text)
+        byte = _BYTE.fullmatch(token) if self.byte_tokens else None
+        return token.encode() if byte is None else bytes.fromhex(byte[1])
+
+    def opening(self, token: str) -> bytes:
+        """Bytes of a token at the beginning of a text, where some spaces are dropped."""
+        if self.unmarked is not None:
+            token = token.replace(self.unmarked, "")
+        data = self.inside(token)
+        spaces = len(data) - len(data.lstrip(b" "))
+        return data[min(spaces, self.stripped) :]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte: itself where printable, else the next free from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = (byte for byte in range(256) if byte not in printable)
+    return alphabet | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+def _token(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
+    """Its string. One token is asked for: a table of all takes longer to make than a whole start may."""
+    return backend.id_to_token(token_id) if 0 <= token_id < _IDS else None
+
+
+def _spell(backend: tokenizers.Tokenizer, spelling: Spelling, token_id: int) -> bytes:
+    token = _token(backend, token_id)
+    return b"" if token is None else spelling.inside(token)
+
+
+class Vocabulary:
+    """The bytes of each token.
+
+    Attributes:
+        special_ids: control tokens, which are no text.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling | None = None) -> None:
+        """`spelling`: how its tokens are written; byte-level by default."""
+        self._backend = backend
+        self._spelling = spelling or ByteLevel()
+        self._spelled = lru_cache(SPELLED)(partial(_spell, backend, self._spelling))
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; empty outside the vocabulary."""
+        return self._spelled(token_id)
+
+    def opening_bytes(self, token_id: int) -> bytes:
+        """The bytes it stands for at the beginning of a text, where some tokenizers write one space less."""
+        if isinstance(self._spelling, ByteLevel):
+            return self.token_bytes(token_id)
+        token = _token(self._backend, token_id)
+        return b"" if token is None else self._spelling.opening(token)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone, with U+FFFD for bytes that are only part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
 
 
 class Detokenizer:
@@ -26,7 +176,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        vocabulary: Vocabulary,
         stop: Sequence[str] = (),
         *,
         shown: frozenset[int] = frozenset(),
@@ -34,8 +184,8 @@ class Detokenizer:
     ) -> None:
         if not all(stop):
             raise RequestError("a stop string is empty", field="stop")
-        self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids - shown
+        self._vocabulary = vocabulary
+        self._skipped = vocabulary.special_ids - shown
         self._opening = not continues  # no token with text has come yet
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = [_Matcher(text) for text in dict.fromkeys(stop)]
@@ -93,9 +243,9 @@ class Detokenizer:
         if token_id in self._skipped:
             return b""
         if not self._opening:
-            return self._tokenizer.token_bytes(token_id)
-        self._opening = not self._tokenizer.token_bytes(token_id)
-        return self._tokenizer.opening_bytes(token_id)
+            return self._vocabulary.token_bytes(token_id)
+        self._opening = not self._vocabulary.token_bytes(token_id)
+        return self._vocabulary.opening_bytes(token_id)
 
     def _emit(self, text: str) -> str:
         """Take new text through the stop strings; returns what can be handed out."""

@@ -18,7 +18,7 @@ with it; transformers 4.57, with which Qwen3-VL was published, dropped it.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -318,6 +318,32 @@ class PromptMaker(ABC, Generic[P]):
         """Raise RequestError where text holds what no user may write."""
         self.tokenizer.refuse_control_tokens(text, field=field)
 
+    def _defused(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        template: Mapping[str, Any] | None,
+        most: int | None,
+        go_on: GoOn,
+        marks: Sequence[str],
+        also: Sequence[str] = (),
+    ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """A conversation whose control tokens, `marks` and `also` are broken up; what is left is refused.
+
+        Args:
+            marks: the chat template's marks of an answer, which its variables may not hold either.
+
+        Raises:
+            RequestError, RequestTooLarge: text that no user may write, or more than `most` tokens can be.
+        """
+        self.tokenizer.refuse_oversized(characters(messages, tools), most, field="messages")
+        broken = defused(messages, tools, lambda text: self.tokenizer.break_up(text, (*marks, *also)))
+        for field, text in (*texts(*broken), *template_texts(template or {})):
+            self._refuse(text, field)
+            refuse_answer_marks(text, marks, field)
+            go_on()
+        return broken
+
 
 class Processor(PromptMaker[PreparedPrompt]):
     """Everything of a checkpoint that turns messages into a prompt of our own engine."""
@@ -371,44 +397,10 @@ class Processor(PromptMaker[PreparedPrompt]):
         *,
         exactly: bool,
     ) -> PreparedPrompt:
-        prompt = self._read(messages, tools, most, go_on, exactly=exactly, template=template)
-        if not exactly:
-            return prompt
-        vision = []
-        for part in _pictures(messages):
-            go_on()
-            assert self.pictures is not None, "a model that doesn't see was given a picture"
-            vision.append(self.pictures.item(part))
-        return replace(prompt, vision=tuple(vision))
-
-    def _framed(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, framed=True))
-
-    def _bare(self, ids: tuple[int, ...]) -> PreparedPrompt:
-        return PreparedPrompt(ids, (), 0, bare=True)
-
-    def _read(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        max_tokens: int | None,
-        go_on: GoOn,
-        *,
-        exactly: bool,
-        template: Mapping[str, Any] | None = None,
-    ) -> PreparedPrompt:
-        """Everything but patches. `exactly`: a prompt of more than `max_tokens` is refused."""
-        self.tokenizer.refuse_oversized(characters(messages, tools), max_tokens, field="messages")
         parts, pictures = _pictures(messages), self.pictures
         if pictures is None and parts:
             raise RequestError("this model reads text alone; it takes no pictures", field="messages")
-        messages, tools = defused(
-            messages, tools, lambda text: self.tokenizer.break_up(text, self.template.answer_marks)
-        )
-        for field, text in (*texts(messages, tools), *template_texts(template or {})):
-            self.tokenizer.refuse_control_tokens(text, field=field)
-            refuse_answer_marks(text, self.template.answer_marks, field)
-            go_on()
+        messages, tools = self._defused(messages, tools, template, most, go_on, self.template.answer_marks)
         runs = [] if pictures is None else [*_runs(pictures, messages)]
         rendered = self.template.render(
             messages, tools=[tool_json(tool) for tool in tools] or None, extra=template
@@ -417,17 +409,26 @@ class Processor(PromptMaker[PreparedPrompt]):
         marked = rendered if pictures is None else pictures.marked(rendered, parts)
         image_tokens = sum(runs)
         more = image_tokens - len(runs)
-        most = max_tokens if exactly or max_tokens is None else COUNTED_CONTEXTS * max_tokens + more
-        self.tokenizer.refuse_long(marked, most, more=more, field="messages")
+        counted = most if exactly or most is None else COUNTED_CONTEXTS * most + more
+        self.tokenizer.refuse_long(marked, counted, more=more, field="messages")
         ids = self.tokenizer.encode(marked)
         go_on()
-        count = len(ids) - len(runs) + image_tokens
         if exactly:
-            check_length(count, image_tokens, max_tokens, "messages")
+            check_length(len(ids) + more, image_tokens, most, "messages")
+        vision = []
         if pictures is not None:
             ids = pictures.expanded(ids, runs)
+            for part in parts if exactly else ():
+                go_on()
+                vision.append(pictures.item(part))
         reasoning = opened(rendered) if self.template.thinks else None
-        return PreparedPrompt(tuple(ids), (), image_tokens, reasoning=reasoning)
+        return PreparedPrompt(tuple(ids), tuple(vision), image_tokens, reasoning=reasoning)
+
+    def _framed(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, framed=True))
+
+    def _bare(self, ids: tuple[int, ...]) -> PreparedPrompt:
+        return PreparedPrompt(ids, (), 0, bare=True)
 
 
 def check_length(tokens: int, image_tokens: int, most: int | None, field: str) -> None:

@@ -50,11 +50,6 @@ class PixelSettings:
         """Side of the square that becomes one token, in pixels."""
         return self.patch_size * self.merge_size
 
-    @property
-    def patch_dim(self) -> int:
-        """Values in one flattened patch."""
-        return 3 * self.temporal_patch_size * self.patch_size**2
-
 
 @dataclass(frozen=True, slots=True)
 class FrameCap:

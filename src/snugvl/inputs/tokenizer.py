@@ -1,27 +1,12 @@
-"""Text to token ids and back, over `tokenizers.Tokenizer`.
-
-A tokenizer writes bytes as the strings of its vocabulary in one of two ways, each read off its decoder:
-
-    byte-level (GPT-2's, Qwen's, Llama 3's)      every byte is a printable character:  "Ġcaf", "Ã©"
-    pieces (SentencePiece's: Llama 2, Mistral,   characters as they are, "▁" for a space, and a token
-            Phi-3, Gemma)                        "<0xC3>" for each byte that has no character
-
-Every token is a run of bytes either way, so bytes of a token, streaming and logprobs are exact. Many
-tokenizers of pieces begin a text with a space of their own, which their decoder takes off again: `opening`
-is a token at the beginning of a text.
-
-One difference to the decoder of `tokenizers`: of bytes that are no UTF-8 it writes one U+FFFD for each byte
-of the whole run, the right characters before them included, which no stream can.
-"""
+"""Text to token ids, over `tokenizers.Tokenizer`. The way back is `detokenizer.py`."""
 
 import json
 import re
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,98 +15,16 @@ import tokenizers
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs.defusing import JOINER, broken_up, joints_of, pattern_of
+from snugvl.inputs.detokenizer import ByteLevel, Pieces, Spelling, Vocabulary
 
-_BYTE = re.compile(r"<0x([0-9a-fA-F]{2})>")
 LONG_TEXT = 1 << 16  # characters; what is shorter is tokenised in no time
 COUNTED_TEXT = 1 << 18  # characters; tokens of what is longer are counted piece by piece before
 SHORT_TEXT = 1 << 11  # characters that are tokenised with Python's lock held: letting go of it takes longer
 _WIDEST = 4  # bytes of a character, at most: a spelling makes no more of it
 _COMPOSED = 4  # characters that Unicode normalisation makes one of, at most
-SPELLED = 1 << 14  # tokens whose bytes are kept: those that came lately
-_IDS = 1 << 32  # ids that the Rust side can be asked for
 _UTF8 = frozenset(range(0xF5)) - {0xC0, 0xC1}  # bytes that a text can have
 # Tokenising takes up to 430 bytes a character and a whole core, so it is done for one long text at a time.
 _one_long_text = threading.Lock()
-
-
-class Spelling(Protocol):
-    """From a token's string to its bytes.
-
-    `decoder`: in the form of tokenizer.json, where the file's own isn't known to llguidance; else None.
-    """
-
-    @property
-    def decoder(self) -> dict[str, Any] | None: ...
-
-    def inside(self, token: str) -> bytes:
-        """The bytes a token stands for."""
-        ...
-
-    def opening(self, token: str) -> bytes:
-        """Bytes of a token at the beginning of a text."""
-        ...
-
-
-class ByteLevel:
-    """Every byte has a character."""
-
-    decoder = None
-
-    def __init__(self) -> None:
-        self._alphabet = _byte_alphabet()
-
-    def inside(self, token: str) -> bytes:
-        """As the byte-level decoder does it: a token with any foreign character stands for itself."""
-        mapped = [self._alphabet.get(character) for character in token]
-        return token.encode() if None in mapped else bytes(b for b in mapped if b is not None)
-
-    def opening(self, token: str) -> bytes:
-        """Bytes of a token at the beginning of a text: as anywhere, as a space is a character of its own."""
-        return self.inside(token)
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Characters, a mark for spaces, tokens of one byte.
-
-    Attributes:
-        marks: what stands for what, in order, such as ("▁", " ").
-        byte_tokens: whether "<0xC3>" is a byte.
-        stripped: spaces that a text loses at its beginning.
-        unmarked: a mark that the first token of a text loses wherever it stands (Metaspace), or None.
-    """
-
-    marks: tuple[tuple[str, str], ...]
-    byte_tokens: bool
-    stripped: int = 0
-    unmarked: str | None = None
-
-    @property
-    def decoder(self) -> dict[str, Any] | None:
-        """A Metaspace spelled out."""
-        if self.unmarked is None:
-            return None
-        steps: list[dict[str, Any]] = [
-            {"type": "Replace", "pattern": {"String": mark}, "content": text} for mark, text in self.marks
-        ]
-        if self.byte_tokens:
-            steps.append({"type": "ByteFallback"})
-        return {"type": "Sequence", "decoders": [*steps, {"type": "Fuse"}]}
-
-    def inside(self, token: str) -> bytes:
-        """The bytes a token stands for."""
-        for mark, text in self.marks:
-            token = token.replace(mark, text)
-        byte = _BYTE.fullmatch(token) if self.byte_tokens else None
-        return token.encode() if byte is None else bytes.fromhex(byte[1])
-
-    def opening(self, token: str) -> bytes:
-        """Bytes of a token at the beginning of a text, where some spaces are dropped."""
-        if self.unmarked is not None:
-            token = token.replace(self.unmarked, "")
-        data = self.inside(token)
-        spaces = len(data) - len(data.lstrip(b" "))
-        return data[min(spaces, self.stripped) :]
 
 
 def spelling_of(backend: tokenizers.Tokenizer, where: str) -> Spelling:
@@ -169,25 +72,7 @@ def _steps(decoder: Any) -> list[dict[str, Any]]:
     return [decoder]
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: itself where printable, else the next free from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    hidden = (byte for byte in range(256) if byte not in printable)
-    return alphabet | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-
-
-def _token(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
-    """Its string. One token is asked for: a table of all takes longer to make than a whole start may."""
-    return backend.id_to_token(token_id) if 0 <= token_id < _IDS else None
-
-
-def _spell(backend: tokenizers.Tokenizer, spelling: Spelling, token_id: int) -> bytes:
-    token = _token(backend, token_id)
-    return b"" if token is None else spelling.inside(token)
-
-
-class Tokenizer:
+class Tokenizer(Vocabulary):
     """A checkpoint's tokenizer. `eos_ids`: tokens that end an answer; `variables`: for chat templates."""
 
     def __init__(
@@ -199,13 +84,10 @@ class Tokenizer:
         spelling: Spelling | None = None,
     ) -> None:
         """`spelling`: how its tokens are written; byte-level by default."""
-        self._backend = backend
-        self._spelling = spelling or ByteLevel()
-        self._spelled = lru_cache(SPELLED)(partial(_spell, backend, self._spelling))
+        super().__init__(backend, spelling)
         self.eos_ids = eos_ids
         self.variables = variables or {}
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         contents = sorted((added[i].content for i in self.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, contents)) or "(?!)")
         self._marks = lru_cache(4)(lambda also: pattern_of((*contents, *also)))
@@ -351,21 +233,6 @@ class Tokenizer:
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
         """Text of token ids; ids outside the vocabulary have none."""
         return self._backend.decode(ids, skip_special_tokens=skip_special)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; empty outside the vocabulary."""
-        return self._spelled(token_id)
-
-    def opening_bytes(self, token_id: int) -> bytes:
-        """The bytes it stands for at the beginning of a text, where some tokenizers write one space less."""
-        if isinstance(self._spelling, ByteLevel):
-            return self.token_bytes(token_id)
-        token = _token(self._backend, token_id)
-        return b"" if token is None else self._spelling.opening(token)
-
-    def token_text(self, token_id: int) -> str:
-        """The text of one token alone, with U+FFFD for bytes that are only part of a character."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_id(self, text: str) -> int | None:
         """The id of a token by its exact string, such as "<|im_end|>"."""

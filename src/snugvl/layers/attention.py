@@ -18,9 +18,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from snugvl.layers.device import upload
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.replaced import by_kernels, usable
-from snugvl.layers.upload import upload
 
 FEW = 16  # queries of a sequence that aren't a part of a prompt
 MOST_SCORES = 1 << 24  # that plain torch makes at once on a GPU, whose memory is planned

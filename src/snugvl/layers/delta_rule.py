@@ -30,7 +30,7 @@ EPS: Final = 1e-6  # under the root of a key's length; that of the kernels the m
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """What each token asks, answers and forgets.
+    """The tokens' queries, keys, values and decays.
 
     Attributes:
         query, key: `[tokens, key_heads, key_dim]`, of any length; each serves as many value heads in a row.

@@ -1,4 +1,4 @@
-"""What sequences leave in memory: keys and values, paged, and the recurrent states of linear attention.
+"""State of sequences in memory: keys and values, paged, and the recurrent states of linear attention.
 
 Keys and values are one allocation for all layers, addressed by slots:
 

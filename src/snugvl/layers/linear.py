@@ -1,4 +1,4 @@
-"""A linear layer whose weights stay as they are stored, and what is fused into its product.
+"""A linear layer whose weights stay as they are stored, and what is fused into its product; RMSNorm.
 
     [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU] ─ [+ residual]
 
@@ -14,9 +14,39 @@ from torch.nn.functional import linear, silu
 
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.layers.ggml import GgmlType, TypedRows, parts_of, sort_bytes, wide_planes
-from snugvl.layers.norm import RMSNorm
 from snugvl.layers.replaced import by_kernels
 from snugvl.layers.weights import GROUP, WORDS, FormatName, Weights, to_few_bits, to_int8
+
+
+class RMSNorm(nn.Module):
+    """`x / rms(x) * (offset + weight)` over the last dimension, in float32 (https://arxiv.org/abs/1910.07467).
+
+    `offset` is 1 where a checkpoint stores how far the weights are from 1 (Qwen3.5), else 0.
+    """
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps, self.offset = eps, offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` `[…, size]`."""
+        if by_kernels(x, "rms_norm"):
+            from snugvl.layers.kernels.rows import normed  # needs triton, which only GPUs bring
+
+            return normed(x, self.weight, self.eps, self.offset)
+        return plain_norm(x, self.weight, self.eps, self.offset)
+
+
+def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    """RMSNorm of `x` `[…, size]` in plain torch."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if offset:
+        return (wide * (offset + weight.float())).to(x.dtype)
+    # Rounded before the weight, as transformers does: in bf16 the order decides the last bit.
+    return weight * wide.to(x.dtype)
+
 
 SLICE_BYTES = 16 << 20  # of dequantized weights in `Linear.wide_product`
 SLICE_ROWS = 32  # its rows are a multiple of

@@ -1,4 +1,4 @@
-"""What a network is, and what it is given: a step's tokens, or the patches of a picture."""
+"""The interface of a network, and its inputs: a step's tokens, or the patches of a picture."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import torch
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.device import to_device
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.upload import to_device
 
 GridTHW = tuple[int, int, int]
 """Patches of an image or video: temporal patches, rows, columns. Its tokens are t·h·w / merge²."""
@@ -45,7 +45,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class DraftBatch:
-    """Tokens and hidden states that a step leaves for a draft model (`models/predictor.py`).
+    """Tokens and hidden states that a step leaves for a draft model (`models/networks.py`).
 
     Attributes:
         hidden: `[rows, hidden]`, hidden states of the last tokens of each sequence; the last row is unused.

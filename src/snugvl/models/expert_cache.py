@@ -38,9 +38,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from snugvl.layers.device import to_device
 from snugvl.layers.experts import ExpertRound, Experts
 from snugvl.layers.replaced import by_kernels, usable
-from snugvl.layers.upload import to_device
 from snugvl.layers.weights import Weights
 from snugvl.models.host_memory import (
     ALIGNMENT,

@@ -37,7 +37,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from snugvl.layers.driver import COPIES, LIBRARY, stream_on
+from snugvl.layers.device import COPIES, LIBRARY, stream_on
 from snugvl.layers.linear import Linear
 
 ALIGNMENT: Final = 256  # bytes; that of the allocator is 512, cuBLAS wants 16

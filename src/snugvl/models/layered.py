@@ -23,9 +23,8 @@ from torch import nn
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import to_int8
-from snugvl.models.allocation import give_memory
 from snugvl.models.loader import GPU_READERS, OpenCheckpoint, targets_of
-from snugvl.models.networks import LoadableNetwork
+from snugvl.models.networks import LoadableNetwork, give_memory
 from snugvl.models.readers import Readers
 from snugvl.models.tensor_files import TensorFiles
 

@@ -31,8 +31,7 @@ from snugvl.checkpoint.architecture import TextConfig
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.delta_rule import EPS, Rule, recur_at, scan_at
 from snugvl.layers.kv_cache import KVCache, StateCache
-from snugvl.layers.linear import Linear
-from snugvl.layers.norm import RMSNorm
+from snugvl.layers.linear import Linear, RMSNorm
 from snugvl.layers.replaced import by_kernels
 
 PIECE: Final = 256  # tokens of a chunk that are in float32 at a time

@@ -24,14 +24,13 @@ from snugvl.core.formats import FEW_BITS, FORMATS, GROUPS
 from snugvl.errors import CheckpointError
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Weights
-from snugvl.models.packed_matrix import PackedMatrix
-from snugvl.models.tensor_files import TensorFiles
+from snugvl.models.tensor_files import PackedMatrix, TensorFiles
 
 _SCALE, _ZERO = "weight_scale", "weight_zero"
 
 
 def tensors_of(parts: Iterable[tuple[str, int]], weights: Weights) -> dict[str, torch.Tensor]:
-    """What is stored of a matrix, on the host; `parts`: names (`….weight`) of its rows, and how many."""
+    """The stored planes of a matrix, on the host; `parts`: names (`….weight`) of its rows, and how many."""
     held = {OWN_CODES: weights.data, OWN_UPPER: weights.upper, _SCALE: weights.scale, _ZERO: weights.zero}
     stored, start = {}, 0
     for name, rows in parts:

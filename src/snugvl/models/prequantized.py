@@ -34,8 +34,7 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.ggml import ggml_type
 from snugvl.models import own_format
-from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
-from snugvl.models.tensor_files import DTYPES, TensorFiles
+from snugvl.models.tensor_files import DTYPES, LoadTarget, PackedMatrix, TensorFiles
 
 PLAIN = (0, 1, 2, 3, 4, 5, 6, 7)  # where in a word the code of each of eight neighbours is
 AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -302,7 +301,7 @@ def _fill_bytes(matrix: PackedMatrix, place: torch.Tensor, files: TensorFiles) -
 def _check_values(
     matrix: PackedMatrix, rows: int, columns: int, files: TensorFiles, form: PackedInt4
 ) -> None:
-    """What is beside a matrix and says nothing new must say nothing else."""
+    """Refuse a tensor beside a matrix that says anything but what is known of it already."""
     if matrix.shape is not None and files.whole(matrix.shape).tolist() != [rows, columns]:
         raise CheckpointError(
             f"{matrix.shape.file}: {matrix.shape.name!r} says {files.whole(matrix.shape).tolist()}, "

@@ -30,8 +30,7 @@ from torch import nn
 from torch.nn.functional import gelu, silu
 
 from snugvl.checkpoint.architecture import VisionConfig
-from snugvl.layers.linear import Linear
-from snugvl.layers.norm import RMSNorm
+from snugvl.layers.linear import Linear, RMSNorm
 from snugvl.models.batch import GridTHW, PatchReader
 from snugvl.models.host_memory import Resident, WeightStream
 from snugvl.models.patches import (

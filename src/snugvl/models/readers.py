@@ -10,8 +10,7 @@ import torch
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.models import prequantized
-from snugvl.models.packed_matrix import LoadTarget, PackedMatrix
-from snugvl.models.tensor_files import TensorFiles, TensorPiece, dequantise
+from snugvl.models.tensor_files import LoadTarget, PackedMatrix, TensorFiles, TensorPiece, dequantise
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +100,5 @@ def _place(piece: TensorPiece, target: LoadTarget, blocks: Fp8Blocks | None) -> 
 
 
 def blocks_of(form: Fp8Blocks | PackedInt4 | None) -> Fp8Blocks | None:
-    """What FP8 weights of a checkpoint have scales for."""
+    """The blocks of FP8 weights that share a scale in a checkpoint."""
     return form if isinstance(form, Fp8Blocks) else None

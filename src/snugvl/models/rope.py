@@ -30,8 +30,8 @@ from snugvl.checkpoint.architecture import (
     Rope,
     YarnScaling,
 )
+from snugvl.layers.device import shared
 from snugvl.layers.replaced import by_kernels
-from snugvl.layers.shared import shared
 from snugvl.models.batch import GridTHW
 
 CosSin = tuple[torch.Tensor, torch.Tensor]

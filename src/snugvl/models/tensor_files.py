@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
-from snugvl.checkpoint.architecture import Fp8Blocks
+from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.ggml import LAYOUTS, ggml_type
+from snugvl.layers.linear import Linear
 
 CHUNK_BYTES = 8 << 20
 SCALE_SUFFIX = "_scale_inv"
@@ -203,3 +204,40 @@ def check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks
             f"{scale.file}: tensor {scale.name!r} is {scale.dtype} {list(scale.shape)}, "
             f"expected {list(expected)} scales for blocks of {blocks.rows}x{blocks.columns}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """Where a checkpoint tensor goes: rows `start … start + rows` of a parameter, maybe a `Linear`'s."""
+
+    parameter: torch.Tensor
+    start: int
+    rows: int
+    linear: Linear | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape the checkpoint tensor must have (patch embeddings come with more dimensions)."""
+        return (self.rows, *self.parameter.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """The stored tensors of one matrix.
+
+    Attributes:
+        form: how it is stored.
+        shape: what compressed-tensors says of it.
+        order: the group of each column, where the file has it.
+        bias: one of zeros that GPTQ's files have where the network has none.
+        upper: the bits above the fourth (our own format, of 5 and 6 bits).
+    """
+
+    form: PackedInt4
+    words: TensorEntry
+    scales: TensorEntry
+    zeros: TensorEntry | None
+    shape: TensorEntry | None = None
+    order: TensorEntry | None = None
+    bias: TensorEntry | None = None
+    upper: TensorEntry | None = None

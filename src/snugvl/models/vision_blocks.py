@@ -1,4 +1,4 @@
-"""What a tower's blocks have in common, whatever their norms and MLPs: a residual stream in chunks of rows.
+"""Common parts of a tower's blocks, whatever their norms and MLPs: a residual stream in chunks of rows.
 
     x      [ ▒▒▒▒ │      │      ]   rows of a chunk: norm, query, attention to what they see,
     k, v   [ ████████████████████ ]                  projection, MLP, added to x in place
@@ -20,7 +20,7 @@ from snugvl.models.patches import FrameGroup, Rotation
 
 
 class Seen(NamedTuple):
-    """What rows see: `kept` `[groups, patches, 2, heads, head_dim]`, keys and values.
+    """Keys and values that rows attend to: `kept` `[groups, patches, 2, heads, head_dim]`, keys and values.
 
     The rows belong to the groups in order, as many to each: `rows / groups`.
     """

@@ -10,10 +10,9 @@ from typing import Final
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import own_precisions
 from snugvl.core.formats import FEW_BITS, FORMATS, INTEGERS, Precision
-from snugvl.core.reason import Reason
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.engines import rules_of
-from snugvl.planner.footprint.total import Device
+from snugvl.planner.footprint.total import Device, Reason
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import (
     ENGINES,

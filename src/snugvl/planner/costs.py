@@ -1,4 +1,4 @@
-"""What formats cost: how far they move answers (`core/formats.py`), and whether they make waiting longer."""
+"""Costs of formats: how far they move answers (`core/formats.py`), and whether they make waiting longer."""
 
 import shlex
 from typing import Final

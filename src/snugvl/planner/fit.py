@@ -12,9 +12,9 @@ from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.hybrid import EACH, NATIVE_STEPS, SNAPSHOTS, keeping
 from snugvl.planner.engines.rules import Spread
-from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
 from snugvl.planner.footprint.total import Footprint, footprint
+from snugvl.planner.footprint.vision import largest_image, scales
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, Step, comfort, goals
 from snugvl.planner.settings import BLOCK_TOKENS, KVFormat, Settings
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes

@@ -20,8 +20,8 @@ from typing import Final
 
 from snugvl.core.options import PurposeName
 from snugvl.planner.engines import rules_of
-from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.footprint.total import up
+from snugvl.planner.footprint.vision import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Engine
 from snugvl.planner.wishes import ANY_TOKENS, LEAST_ROOM_TOKENS, ROOM_TOKENS, Wishes

@@ -4,11 +4,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from snugvl.core.ledger import PlannedPart, RunningPlan
-from snugvl.core.reason import Reason
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option
-from snugvl.planner.footprint.total import Device, Footprint
+from snugvl.planner.footprint.total import Device, Footprint, Reason
 from snugvl.planner.goals import Step
 from snugvl.planner.settings import Settings
 from snugvl.planner.speed import Speed, speed_text
@@ -83,11 +82,6 @@ class Score(NamedTuple):
     gpus: int
     offloaded: int
     pace: SpeedTier
-
-    @property
-    def named(self) -> "Score":
-        """The score of the same way for a model that the user named: nothing is recommended then."""
-        return self._replace(led=False)
 
     @property
     def sight(self) -> tuple[int, int]:
@@ -166,11 +160,6 @@ class Allocation:
     def subject(self) -> str:
         """A text that names exactly this model and these settings; measurements are kept under it."""
         return subject_of(self.model, self.settings)
-
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes that the plan leaves free beside the margin."""
-        return self.usable_bytes - self.footprint.total_bytes
 
     @property
     def running(self) -> RunningPlan:

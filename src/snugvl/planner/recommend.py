@@ -18,12 +18,12 @@ from snugvl.checkpoint.catalogue import (
 )
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import TowerName, typed
-from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size, format_size
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import budgets, host_budget, wsl_most_bytes
 from snugvl.planner.commands import beside_gpu_bytes, load_options
 from snugvl.planner.engines import rules_of
+from snugvl.planner.footprint.total import Reason
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.plan import Choice, Cure, Plan
 from snugvl.planner.settings import ENGINES

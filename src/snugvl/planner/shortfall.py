@@ -8,15 +8,14 @@ from typing import Final
 from snugvl.checkpoint.catalogue import find
 from snugvl.core.formats import QUALITY
 from snugvl.core.memory_kinds import Kind
-from snugvl.core.reason import Reason
 from snugvl.core.sizes import exact_size, format_size, megapixels
 from snugvl.planner.budget import changed, free_for, programs_bytes
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import no_fp8_cache
 from snugvl.planner.engines import for_others, rules_of
 from snugvl.planner.fit import Fitted, Fitter, highest
-from snugvl.planner.footprint.images import largest_image, pixels_for, scales
-from snugvl.planner.footprint.total import Footprint
+from snugvl.planner.footprint.total import Footprint, Reason
+from snugvl.planner.footprint.vision import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import ENGINES, PREFERRED, Engine, Settings

@@ -27,7 +27,6 @@ from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.config import SpeculationName
 from snugvl.core.formats import QUALITY
 from snugvl.core.options import TowerName
-from snugvl.core.reason import Reason
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
@@ -36,7 +35,8 @@ from snugvl.planner.costs import cost
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.hybrid import SNAPSHOTS
 from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
-from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.footprint.total import Reason
+from snugvl.planner.footprint.vision import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice, Plan, Score, SpeedTier

@@ -58,8 +58,8 @@ from snugvl.hardware.machine import HOST_RATE, LANE_BYTES_PER_S, Gpu, ddr_bandwi
 from snugvl.planner.budget import Budget
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.footprint import layer_bytes, vision_bytes
-from snugvl.planner.footprint.images import ImageSize, largest_image
 from snugvl.planner.footprint.kv import kv_bytes
+from snugvl.planner.footprint.vision import ImageSize, largest_image
 from snugvl.planner.footprint.weights import codes_of_byte, crossing_bytes, part_bytes, recordable_tokens
 from snugvl.planner.inventory import Inventory, Part, widths
 from snugvl.planner.settings import Settings

@@ -30,11 +30,9 @@ from torch.nn.functional import linear
 
 from snugvl.fidelity.distributions import Side, judge
 from snugvl.fidelity.sweep import Sequences, Sweep, SweepSizes
-from snugvl.layers.linear import Linear
-from snugvl.layers.norm import RMSNorm
-from snugvl.models.decoder import Layer
+from snugvl.layers.linear import Linear, RMSNorm
+from snugvl.models.decoder import MLP, Layer
 from snugvl.models.layered import LayeredNetwork
-from snugvl.models.mixture import MLP
 from snugvl.quantize.grids import Grid
 from snugvl.quantize.rounding import Moments, Rounded, factors_of, rounded
 

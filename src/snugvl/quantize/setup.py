@@ -29,7 +29,6 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.engine.admission import check_prompt
-from snugvl.engine.oom import release
 from snugvl.engine.request import CheckedPrompt, EngineRequest
 from snugvl.errors import DoesNotFit, InputError, UnsupportedModel
 from snugvl.fidelity.memory import PassPlan, QuestionMemory, plan_pass
@@ -37,6 +36,7 @@ from snugvl.fidelity.participant import Extent, Participant
 from snugvl.fidelity.sweep import Sequences
 from snugvl.fidelity.variants import Question
 from snugvl.fidelity.work import Clock, Tell
+from snugvl.layers.device import release
 from snugvl.layers.linear import Linear
 from snugvl.models.decoder import Layer
 from snugvl.models.layered import LayeredNetwork

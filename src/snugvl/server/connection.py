@@ -196,11 +196,6 @@ def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Appli
     return run
 
 
-def protocol_of(settings: ServerSettings) -> type[BoundedProtocol]:
-    """The protocol class with a server's bounds."""
-    return type("ServerProtocol", (BoundedProtocol,), {"settings": settings})
-
-
 KEEP_ALIVE_S = 30
 BACKLOG = 512
 
@@ -255,7 +250,7 @@ def _listen_error(settings: ServerSettings, error: OSError) -> SnugvlError:
 def uvicorn_config(app: ASGIApp, settings: ServerSettings, **changes: Any) -> Config:
     """uvicorn's settings for the app: our access log instead of its own, no trust in proxies' headers."""
     values: dict[str, Any] = {
-        "http": protocol_of(settings),
+        "http": type("ServerProtocol", (BoundedProtocol,), {"settings": settings}),
         "ws": "none",
         "lifespan": "on",
         "log_config": None,

@@ -12,7 +12,7 @@ from snugvl.errors import EngineError, RequestError, WrongType
 from snugvl.tasks.results import Reply
 
 Shown = Image | Picture | Video
-"""What a task is about. A video takes the place of an image where a task looks at what happens."""
+"""The subject of a task. A video takes the place of an image where a task looks at what happens."""
 
 
 def about(

@@ -22,7 +22,7 @@ from snugvl.hardware.describe import describe
 from snugvl.planner.costs import NOTICEABLE, WEIGHT_COST
 from snugvl.planner.engines.native.footprint import LOADING, loading_bytes
 from snugvl.planner.engines.native.step_graphs import DRIVER, POOL
-from snugvl.planner.footprint.images import pixels_for
+from snugvl.planner.footprint.vision import pixels_for
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Allocation, allocation_of

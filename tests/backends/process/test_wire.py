@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from PIL.PpmImagePlugin import PpmImageFile
 
-from snugvl.backends.mailbox import Inbox
+from snugvl.backends.inbox import Inbox
 from snugvl.backends.process import wire
 from snugvl.backends.process.life import FORM
 from snugvl.backends.process.wire import Arena

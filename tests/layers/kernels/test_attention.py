@@ -7,7 +7,7 @@ from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.norm import RMSNorm
+from snugvl.layers.linear import RMSNorm
 from snugvl.models.rope import rotate
 
 BLOCK = 16

@@ -15,7 +15,7 @@ from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products.dequantize import dequantize_int8
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.linear import product
-from snugvl.layers.norm import RMSNorm
+from snugvl.layers.linear import RMSNorm
 from snugvl.layers.weights import FormatName, Weights, to_few_bits, to_int8
 from tests.draws import draws
 

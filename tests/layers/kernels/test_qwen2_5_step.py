@@ -14,8 +14,7 @@ from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.layers.linear import Linear
-from snugvl.layers.norm import RMSNorm
+from snugvl.layers.linear import Linear, RMSNorm
 from snugvl.layers.weights import FormatName
 from snugvl.models.batch import ForwardBatch
 from snugvl.models.loader import Storage, choose_formats

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kernels.attention import paged
-from snugvl.layers.norm import RMSNorm
+from snugvl.layers.linear import RMSNorm
 from snugvl.models.rope import rotate
 from tests.draws import draws
 from tests.layers.kernels.test_attention import BLOCK, cache, poison, tables, tolerance

@@ -16,7 +16,7 @@ import httpx
 from snugvl.backends.child.http import ChildApi
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.child.watch import Watchdog
-from snugvl.backends.mailbox import Inbox, RemoteStream
+from snugvl.backends.inbox import Inbox, RemoteStream
 from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError

@@ -10,12 +10,12 @@ from snugvl.backends.hosted import Hosted, PreparedRequest
 from snugvl.backends.native.ahead import KernelsAhead
 from snugvl.backends.native.kernel_processes import Ahead
 from snugvl.backends.native.worker import EngineWorker
-from snugvl.backends.receiver import Receiver
+from snugvl.backends.receiver import Receiver, deliver, fail_all
 from snugvl.core.messages import Capabilities
 from snugvl.core.service import Load
 from snugvl.engine.engine import Engine
-from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.errors import ENDINGS, EngineError, engine_failed
+from snugvl.engine.request import EngineRequest
+from snugvl.errors import EngineError
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.inputs.reasoning import PLAIN, ThinkingDefault
 
@@ -62,7 +62,7 @@ class NativeBackend(Hosted[PreparedPrompt]):
         self._graphs_ahead = ahead == "graphs"
 
     def warm_up(self) -> bool:
-        """What the first request with a grammar would stall all others for; then, if wished, CUDA graphs.
+        """Prepare grammars, for which a first request would stall all others; then, if wished, CUDA graphs.
 
         One graph a call, and only when kernels are compiled: a request that comes meanwhile waits for it.
         """
@@ -118,33 +118,3 @@ class NativeBackend(Hosted[PreparedPrompt]):
         receiver = self._receivers.pop(request_id, None)
         if receiver is not None:
             receiver.mailbox.close()
-
-
-def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:
-    """End every request with an error."""
-    for receiver in receivers.values():
-        receiver.fail(error)
-    receivers.clear()
-
-
-def deliver(
-    abort: Callable[[str, int | None], object], receivers: dict[str, Receiver], output: TokenOutput
-) -> None:
-    """Hand a token to its request, in the engine's thread. What fails there ends that request alone.
-
-    `abort` is told id and choice at a stop string; the id and None where all choices are to end.
-    """
-    receiver = receivers.get(output.request_id)
-    if receiver is None:
-        return
-    try:
-        if receiver.receive(output):
-            abort(output.request_id, output.choice)
-    except ENDINGS:
-        raise
-    except BaseException as error:  # what Rust panics at is no Exception
-        logger.exception("an answer's text can't be made")
-        receiver.fail(engine_failed(error))
-        abort(output.request_id, None)
-    if receiver.done:
-        del receivers[output.request_id]

@@ -39,12 +39,12 @@ from snugvl.core.service import mark
 from snugvl.core.sizes import format_size
 from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.engine.engine import Engine
-from snugvl.engine.oom import release
 from snugvl.errors import DoesNotFit, SnugvlError
 from snugvl.hardware import host
 from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.reasoning import ThinkingDefault
+from snugvl.layers.device import release
 from snugvl.models.host_memory import NoPageLockedMemory
 from snugvl.models.loader import Storage, device_bytes, load_model, tensor_bytes
 from snugvl.models.networks import LoadableNetwork

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from snugvl.engine.engine import Engine
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError, engine_failed
 
@@ -14,30 +15,12 @@ _Job = tuple[Callable[[], None], Future[Any] | None]  # the work, and the future
 CLOSED = "the model is closed"
 
 
-class SteppedEngine(Protocol):
-    """The engine's methods that a worker calls."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether `step` has something to do."""
-        ...
-
-    @property
-    def hurries(self) -> bool:
-        """Whether the next step should begin before the outputs of the last one are delivered."""
-        ...
-
-    def step(self, meanwhile: Callable[[], None]) -> list[TokenOutput]:
-        """Advance what runs; a request's failure is an output. `meanwhile` may be called once, within."""
-        ...
-
-
 class EngineWorker:
     """Steps the engine while it has work, and runs what others ask of it between two steps."""
 
     def __init__(
         self,
-        engine: SteppedEngine,
+        engine: Engine,
         deliver: Callable[[TokenOutput], None],
         died: Callable[[EngineError], None] | None = None,
         ended: Callable[[], None] = lambda: None,

@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from itertools import count
 from typing import Any, Final
 
-from snugvl.backends.mailbox import Inbox, RemoteStream
+from snugvl.backends.inbox import Inbox, RemoteStream
 from snugvl.backends.process import wire
 from snugvl.backends.process.launch import Launched
 from snugvl.backends.process.wire import Arena

@@ -114,7 +114,7 @@ class SupervisedEngine(Supervised[EngineProcess]):
         self._lives.become_ready(f"{notice.capabilities.model} is ready")
 
     def _loading_failed(self, error: SnugvlError) -> None:
-        """What the first loading reports would come again. Once one has worked, it may pass: memory that
+        """Errors of the first loading would come again. Once one has worked, it may pass: memory that
         another program holds now, a disk that doesn't answer."""
         assert self._life is not None
         if self._lives.count:

@@ -78,7 +78,7 @@ class Arena:
         return start
 
     def free(self, owner: int) -> None:
-        """Whoever reads what this owner has put is done with it, or was never told of it."""
+        """Note that the reader is done with what this owner has put, or was never told of it."""
         with self._lock:
             self._used = [piece for piece in self._used if piece[2] != owner]
 
@@ -230,13 +230,10 @@ ToEngine = Start | Submit | Abort | Tokenize | Detokenize | Ping | Bye
 Event = Loading | Ready | Failed | MessageReply | tuple[int, Delta] | End | Pong | Note | Snapshot
 
 
-def _values_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    return attrgetter(*(field.name for field in fields(kind)))
-
-
 # Python pickles frozen dataclasses with slots by a slow path; these cross once a token, or by thousands.
 _FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
-    kind: _values_of(kind) for kind in (Delta, Logprob, Message, Text, TokenLogprob, ToolCall, Usage)
+    kind: attrgetter(*(field.name for field in fields(kind)))
+    for kind in (Delta, Logprob, Message, Text, TokenLogprob, ToolCall, Usage)
 }
 
 
@@ -270,7 +267,7 @@ class _Pickler(pickle.Pickler):
     def _image(
         self, mode: str, size: tuple[int, int], pixels: bytes | memoryview
     ) -> tuple[Any, tuple[Any, ...]]:
-        """What makes an image of pixels on the other side, and its arguments."""
+        """The function that makes an image of pixels on the other side, and its arguments."""
         start = self._put(pixels)
         if start is None:
             self.behind.append(pixels)

@@ -31,7 +31,6 @@ from snugvl.backends.transformers.sampling import GenerationRequest, SamplingPro
 from snugvl.core.service import Load
 from snugvl.core.sizes import format_size
 from snugvl.engine.claims import DeviceClaim
-from snugvl.engine.oom import release
 from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.sampling.masks import MaskPace, MaskThreads, mask_threads
 from snugvl.engine.sampling.sampler import scores_of
@@ -46,6 +45,7 @@ from snugvl.errors import (
     engine_failed,
 )
 from snugvl.hardware import host
+from snugvl.layers.device import release
 
 MAX_WAITING = 256
 SCORED_AT_ONCE = 64  # tokens of a prompt whose log-probabilities are wanted: of these all logits are there

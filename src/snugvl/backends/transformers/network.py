@@ -201,7 +201,7 @@ def _holds(module: str, name: str) -> bool:
 
 
 class _Bar:
-    """What transformers takes for a bar over `items`; `tell` hears the share that is done."""
+    """A progress bar for transformers over `items`; `tell` hears the share that is done."""
 
     def __init__(self, items: Iterable[Any], count: int, tell: Callable[[float], None]) -> None:
         self._items = items

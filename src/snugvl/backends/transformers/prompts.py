@@ -16,10 +16,9 @@ from PIL import Image
 from snugvl.backends.transformers.opening import Checkpoint, Inputs, variables_of
 from snugvl.backends.transformers.resolution import Resolution
 from snugvl.backends.transformers.sampling import ModelPrompt
-from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, ToolForm, Video, characters, user
+from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, ToolForm, Video, user
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
-from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
-from snugvl.inputs.defusing import defused
+from snugvl.inputs.chat import ChatTemplate
 from snugvl.inputs.prompt import COUNTED_CONTEXTS, PromptMaker, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
@@ -90,14 +89,8 @@ class Preparer(PromptMaker[ModelPrompt]):
         *,
         exactly: bool,
     ) -> ModelPrompt:
-        self.tokenizer.refuse_oversized(characters(messages, tools), most, field="messages")
         marks = self._style.template.answer_marks
-        also = (*marks, *self._texts)
-        messages, tools = defused(messages, tools, lambda text: self.tokenizer.break_up(text, also))
-        for field, text in (*texts(messages, tools), *template_texts(template or {})):
-            self._refuse(text, field)
-            refuse_answer_marks(text, marks, field)
-            go_on()
+        messages, tools = self._defused(messages, tools, template, most, go_on, marks, self._texts)
         parts = [part for message in messages for part in message.content if not isinstance(part, Text)]
         self._check_parts(parts)
         shown = [tool_json(tool) for tool in tools] or None

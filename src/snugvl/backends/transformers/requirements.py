@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from snugvl.checkpoint.section import read_json
 from snugvl.core.formats import BITSANDBYTES
@@ -92,7 +92,7 @@ def check_code(model: str, folder: Path, known: bool, *, trusted: bool) -> None:
         return
     settings = read_json(folder / "config.json")
     kind = settings.get("model_type")
-    if _own_code(settings):
+    if settings.get("auto_map"):
         files = ", ".join(sorted(path.name for path in folder.glob("*.py"))) or "files of another repository"
         raise UnsupportedModel(
             f"{model} ({kind!r}) runs only with Python code that it brings itself ({files}), and that code "
@@ -105,10 +105,6 @@ def check_code(model: str, folder: Path, known: bool, *, trusted: bool) -> None:
         f"{model} is of the kind {kind!r}, which transformers {transformers.__version__} doesn't know; a "
         "newer one may: pip install -U transformers"
     )
-
-
-def _own_code(settings: Mapping[str, Any]) -> bool:
-    return bool(settings.get("auto_map"))
 
 
 def _found(module: str) -> bool:

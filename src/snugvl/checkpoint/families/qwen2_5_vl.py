@@ -18,13 +18,15 @@ from snugvl.checkpoint.families.decoder import (
 )
 from snugvl.checkpoint.families.qwen_tower import (
     GGUF_TOKENS,
+    block_tensors,
     check_frame,
     check_width,
     patch_shape,
     read_tokens,
+    read_tower,
     tower_facts,
 )
-from snugvl.checkpoint.families.rotary import read_mrope, read_vision_theta
+from snugvl.checkpoint.families.rotary import read_mrope
 from snugvl.checkpoint.families.traits import (
     Expected,
     Family,
@@ -36,8 +38,7 @@ from snugvl.checkpoint.families.traits import (
     model_config,
     norm,
 )
-from snugvl.checkpoint.families.vision import one_side
-from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
+from snugvl.checkpoint.section import Section, require, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
@@ -45,6 +46,7 @@ _DEFAULTS = {
     "hidden": 8192, "intermediate": 29568, "layers": 80, "heads": 64, "kv_heads": 8,
     "vocab": 152064, "max_positions": 32768,
 }  # fmt: skip
+_TOWER = {"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14, "hidden_act": "silu"}
 ALIASES = (
     ("visual.", "model.visual."),
     ("model.visual.", "model.visual."),
@@ -138,22 +140,11 @@ def _tower(section: Section) -> VisionConfig:
     blocks = section.get(_BLOCKS, list, [7, 15, 23, 31])
     if not all(isinstance(block, int) for block in blocks):
         raise CheckpointError(f"{section.where} has {_BLOCKS} {shown(blocks)}, expected block numbers")
-    patch = one_side(section, "patch_size", 14)
-    return VisionConfig(
-        depth=section.count("depth", 32, most=MAX_LAYERS),
-        hidden_size=section.count("hidden_size", 3584),
-        intermediate_size=section.count("intermediate_size", 3420),
-        num_heads=section.count("num_heads", 16),
-        in_channels=section.count("in_channels", 3),
-        patch_size=patch,
-        temporal_patch_size=one_side(section, "temporal_patch_size", 2),
-        spatial_merge_size=section.count("spatial_merge_size", 2),
-        out_hidden_size=section.count("out_hidden_size", 3584),
+    tower = read_tower(section, [], _TOWER)
+    return replace(
+        tower,
         num_position_embeddings=0,
-        deepstack_layers=(),
-        hidden_act=section.get("hidden_act", str, "silu"),
-        rope_theta=read_vision_theta(section),
-        window=section.count("window_size", 112) // patch,
+        window=section.count("window_size", 112) // tower.patch_size,
         full_blocks=tuple(blocks),
         tokens_per_second=section.count("tokens_per_second", 4),
     )
@@ -162,18 +153,7 @@ def _tower(section: Section) -> VisionConfig:
 def _tower_tensors(tower: VisionConfig, name: str) -> Iterator[Expected]:
     hidden = tower.hidden_size
     yield Expected(f"{name}.patch_embed.proj.weight", patch_shape(tower), "vision")
-    for index in range(tower.depth):
-        block = f"{name}.blocks.{index}"
-        yield from norm(f"{block}.norm1", hidden, "vision")
-        yield from norm(f"{block}.norm2", hidden, "vision")
-        for part, rows, columns in (
-            ("attn.qkv", 3 * hidden, hidden),
-            ("attn.proj", hidden, hidden),
-            ("mlp.gate_proj", tower.intermediate_size, hidden),
-            ("mlp.up_proj", tower.intermediate_size, hidden),
-            ("mlp.down_proj", hidden, tower.intermediate_size),
-        ):
-            yield from linear(f"{block}.{part}", rows, columns, "vision", bias=True)
+    yield from block_tensors(tower, name, ("gate_proj", "up_proj", "down_proj"), bias=False)
     merged = hidden * tower.spatial_merge_size**2
     yield from norm(f"{name}.merger.ln_q", hidden, "connector")
     yield from linear(f"{name}.merger.mlp.0", merged, merged, "connector", bias=True)

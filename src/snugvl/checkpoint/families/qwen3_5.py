@@ -1,5 +1,5 @@
 """Qwen3.5 and 3.6, dense and as mixtures of experts (35B-A3B, 122B-A10B): three layers of gated delta-rule
-attention to one with keys and values (`gated_delta.py`).
+attention to one with keys and values (`GatedDelta`).
 
 Norms are stored as their distance from 1, a quarter of each head is rotated, and the tower is Qwen3-VL's,
 without deepstack levels. Every layer of a mixture has a router, experts and a gated expert that all tokens
@@ -10,8 +10,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from snugvl.checkpoint.architecture import Mixture, ModelConfig, TextConfig
-from snugvl.checkpoint.families.decoder import SIZES, Decoder, check_mixture, need_silu, read_decoder
-from snugvl.checkpoint.families.gated_delta import check_delta, read_delta
+from snugvl.checkpoint.families.decoder import (
+    SIZES,
+    Decoder,
+    check_delta,
+    check_mixture,
+    need_silu,
+    read_decoder,
+    read_delta,
+)
 from snugvl.checkpoint.families.qwen_tower import (
     check_tower,
     check_width,
@@ -140,7 +147,7 @@ def _predictors(text: Section) -> int:
 
 
 def _predictor(decoder: Decoder, layers: int) -> Iterator[Expected]:
-    """The tensors of the files' multi-token predictor for speculative decoding (`models/predictor.py`)."""
+    """The tensors of the files' multi-token predictor for speculative decoding (`models/networks.py`)."""
     if not layers:
         return
     yield from linear("mtp.fc", decoder.hidden, 2 * decoder.hidden, "other")

@@ -1,6 +1,7 @@
 """The vision tower of Qwen3-VL and Qwen3.5, and the parts common to Qwen's towers: limits, tokens, checks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from snugvl.checkpoint.architecture import TextConfig, VisionConfig, VisionTokens
 from snugvl.checkpoint.facts import VisionFacts
@@ -12,6 +13,7 @@ from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import CheckpointError
 
 LEVELS = "deepstack_visual_indexes"
+_DEFAULTS: Mapping[str, Any] = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16}
 GGUF_TOKENS = Pictures(8, 4096)  # tokens of one (`clip.cpp`)
 
 
@@ -20,7 +22,7 @@ def sees(root: Section) -> bool:
     return root.values.get("vision_config", root) is not None
 
 
-def read_tower(section: Section, levels: list[int]) -> VisionConfig:
+def read_tower(section: Section, levels: list[int], defaults: Mapping[str, Any] = _DEFAULTS) -> VisionConfig:
     """Read a `vision_config`. `levels`: indices of the blocks after which a deepstack merger stands.
 
     Raises:
@@ -28,18 +30,18 @@ def read_tower(section: Section, levels: list[int]) -> VisionConfig:
     """
     require(len(levels) <= MAX_LAYERS, section.where, f"{len(levels):,} {LEVELS} are those of no model")
     return VisionConfig(
-        depth=section.count("depth", 27, most=MAX_LAYERS),
-        hidden_size=section.count("hidden_size", 1152),
-        intermediate_size=section.count("intermediate_size", 4304),
+        depth=section.count("depth", defaults["depth"], most=MAX_LAYERS),
+        hidden_size=section.count("hidden_size", defaults["hidden_size"]),
+        intermediate_size=section.count("intermediate_size", defaults["intermediate_size"]),
         num_heads=section.count("num_heads", 16),
         in_channels=section.count("in_channels", 3),
-        patch_size=one_side(section, "patch_size", 16),
+        patch_size=one_side(section, "patch_size", defaults["patch_size"]),
         temporal_patch_size=one_side(section, "temporal_patch_size", 2),
         spatial_merge_size=section.count("spatial_merge_size", 2),
         out_hidden_size=section.count("out_hidden_size", 3584),
         num_position_embeddings=section.count("num_position_embeddings", 2304),
         deepstack_layers=tuple(levels),
-        hidden_act=section.get("hidden_act", str, "gelu_pytorch_tanh"),
+        hidden_act=section.get("hidden_act", str, defaults.get("hidden_act", "gelu_pytorch_tanh")),
         rope_theta=read_vision_theta(section),
     )
 
@@ -140,22 +142,28 @@ def tower_tensors(tower: VisionConfig) -> Iterator[Expected]:
     yield Expected(f"{name}.patch_embed.proj.weight", patch_shape(tower), "vision")
     yield Expected(f"{name}.patch_embed.proj.bias", (hidden,), "vision")
     yield Expected(f"{name}.pos_embed.weight", (tower.num_position_embeddings, hidden), "vision")
-    for index in range(tower.depth):
-        block = f"{name}.blocks.{index}"
-        yield from norm(f"{block}.norm1", hidden, "vision", bias=True)
-        yield from norm(f"{block}.norm2", hidden, "vision", bias=True)
-        for part, rows, columns in (
-            ("attn.qkv", 3 * hidden, hidden),
-            ("attn.proj", hidden, hidden),
-            ("mlp.linear_fc1", tower.intermediate_size, hidden),
-            ("mlp.linear_fc2", hidden, tower.intermediate_size),
-        ):
-            yield from linear(f"{block}.{part}", rows, columns, "vision", bias=True)
+    yield from block_tensors(tower, name, ("linear_fc1", "linear_fc2"), bias=True)
     yield from _merger(tower, f"{name}.merger", hidden)
     for level in range(len(tower.deepstack_layers)):
         # The extra mergers normalise after merging, so their norm is merge² wider.
         width = hidden * tower.spatial_merge_size**2
         yield from _merger(tower, f"{name}.deepstack_merger_list.{level}", width)
+
+
+def block_tensors(tower: VisionConfig, name: str, mlp: tuple[str, ...], *, bias: bool) -> Iterator[Expected]:
+    """Tensors of the blocks of any of Qwen's towers. `mlp`: its matrices, the last of which goes back to the
+    hidden size; `bias`: whether the norms have one."""
+    hidden, inner = tower.hidden_size, tower.intermediate_size
+    *wide, back = (f"mlp.{part}" for part in mlp)
+    for index in range(tower.depth):
+        block = f"{name}.blocks.{index}"
+        yield from norm(f"{block}.norm1", hidden, "vision", bias=bias)
+        yield from norm(f"{block}.norm2", hidden, "vision", bias=bias)
+        yield from linear(f"{block}.attn.qkv", 3 * hidden, hidden, "vision", bias=True)
+        yield from linear(f"{block}.attn.proj", hidden, hidden, "vision", bias=True)
+        for part in wide:
+            yield from linear(f"{block}.{part}", inner, hidden, "vision", bias=True)
+        yield from linear(f"{block}.{back}", hidden, inner, "vision", bias=True)
 
 
 def patch_shape(tower: VisionConfig) -> tuple[int, ...]:

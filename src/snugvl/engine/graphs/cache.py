@@ -31,8 +31,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from snugvl.engine.oom import out_of_memory, release
-from snugvl.layers.shared import capturing
+from snugvl.layers.device import capturing, out_of_memory, release
 from snugvl.models.batch import Network
 
 logger = logging.getLogger(__name__)

@@ -29,9 +29,9 @@ from snugvl.engine.sampling.likeliest import PendingTokens, Sampled
 from snugvl.engine.sampling.likeliest import likeliest as likeliest_of
 from snugvl.engine.sequence import Sequence, slot_of
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.device import HostCopy, upload
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.replaced import by_kernels
-from snugvl.layers.upload import HostCopy, upload
 from snugvl.models.batch import DraftBatch, ForwardBatch, Network
 
 SIZES = (1, 2, 4, 8, 16, 32)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from snugvl.core.sampling import SamplingParams
+from snugvl.layers.device import upload
 from snugvl.layers.replaced import by_kernels
-from snugvl.layers.upload import upload
 
 _FEW = 256  # tokens that decide most filters: beyond top_k of nearly everyone, and top_p of most answers
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from snugvl.engine.sampling.masks import unpacked
+from snugvl.layers.device import HostCopy
 from snugvl.layers.replaced import by_kernels
-from snugvl.layers.upload import HostCopy
 
 ROWS = 32  # chosen at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
 

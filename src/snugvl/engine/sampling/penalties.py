@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from snugvl.core.sampling import SamplingParams
-from snugvl.layers.upload import upload
+from snugvl.layers.device import upload
 
 _HIGHEST = 1e30  # of a score in float32; divided by the lowest temperature it is still finite
 

@@ -25,7 +25,7 @@ from snugvl.engine.sampling.filters import Filters
 from snugvl.engine.sampling.likeliest import ROWS, PendingTokens, Sampled, begin_likeliest
 from snugvl.engine.sampling.masks import Foreseen, Mask, allowed_bits, fill_allowed
 from snugvl.engine.sampling.penalties import Penalties, penalizes
-from snugvl.layers.upload import upload
+from snugvl.layers.device import upload
 
 _COLDEST = 1e-6  # a lower temperature would underflow in float32; this one is greedy but for exact ties
 

@@ -256,7 +256,7 @@ def _value(name: str, schema: Any, root: Mapping[str, Any], known: Types) -> lis
 
 
 def _text(schema: Mapping[str, Any], end: str) -> str:
-    """What a text and the line that ends it match, read no further than to the first such line."""
+    """A pattern of a text and the line that ends it, read no further than to the first such line."""
     wanted = []
     if pattern := _pattern(schema.get("pattern", "")):
         # Nothing that looks like the end may stand before it, though the pattern would take it.
@@ -285,7 +285,7 @@ def _pattern(source: str) -> str | None:
 
 
 def _within_slashes(found: re.Match[str]) -> str:
-    """What would end a literal between slashes, escaped; any other pair with a backslash stays as it is."""
+    """An escape for what ends a literal between slashes; any other pair with a backslash stays as it is."""
     match found[0].removeprefix("\\") or found[0]:
         case "/":
             return "\\/"

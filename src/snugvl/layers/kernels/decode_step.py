@@ -1,4 +1,4 @@
-"""What a decode step does before and after its network, in three launches instead of some twenty.
+"""The work of a decode step before and after its network, in three launches instead of some twenty.
 
     lengths, deltas, tables ─ place_tokens ─► positions, slots ─► network ─► logits ─ highest_parts ─►
     a few candidates a row ─ take_highest ─► tokens, the next step's ids, lengths + 1

@@ -1,4 +1,4 @@
-"""What the hardware under the kernels can do."""
+"""Abilities of the hardware under the kernels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

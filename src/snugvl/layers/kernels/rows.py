@@ -1,6 +1,6 @@
 """Kernels of which a program takes a row: of an embedding, of RMSNorm, of the rotation at a step's positions.
 
-Each computes in one pass what `layers/linear.py`, `layers/norm.py` and `models/rope.py` say in plain torch.
+Each computes in one pass what `layers/linear.py` and `models/rope.py` say in plain torch.
 """
 
 import torch
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
-from snugvl.layers.norm import plain_norm
+from snugvl.layers.linear import plain_norm
 from snugvl.layers.replaced import usable
 
 LOOKUP_WIDE = 1024  # values of an embedding that a program reads

@@ -1,4 +1,4 @@
-"""What a vision tower does between its products, in one pass each: rotation, and a residual with its norm.
+"""Operations between a vision tower's products, in one pass each: rotation, and a residual with its norm.
 
 In plain torch a rotation is ten kernels over float32 copies. A tower has dozens of blocks, each over several
 chunks of rows: the host could not start that many as fast as a large GPU finishes them.

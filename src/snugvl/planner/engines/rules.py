@@ -11,13 +11,21 @@ from typing import ClassVar, Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_INSTEAD
-from snugvl.core.reason import Reason
 from snugvl.hardware.machine import HOST_RATE, Gpu, OperatingSystem
 from snugvl.planner.capabilities import TORCH, Capability, Option, older, stored_format
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint import kv, weights
-from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
-from snugvl.planner.footprint.total import PROCESS_BYTES, Component, Device
+from snugvl.planner.footprint.total import (
+    PROCESS_BYTES,
+    ROUND_BYTES,
+    SMALL_BYTES,
+    Component,
+    Device,
+    Reason,
+    reserved_bytes,
+    together_bytes,
+    up,
+)
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import ENGINES, Engine, KVFormat, Settings

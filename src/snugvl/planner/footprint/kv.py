@@ -22,8 +22,7 @@ from functools import lru_cache
 from snugvl.core.config import RECENT
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines import rules_of
-from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.total import Component
+from snugvl.planner.footprint.total import LARGE_ROUND_BYTES, Component, up
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 

@@ -38,8 +38,7 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.footprint import layer_bytes
-from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.total import Component
+from snugvl.planner.footprint.total import Component, up
 from snugvl.planner.inventory import PARTS, Inventory, Part, TensorGroup, group_of, widths
 from snugvl.planner.settings import Settings
 

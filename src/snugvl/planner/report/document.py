@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from snugvl.core.options import LoadOptions
-from snugvl.core.reason import Reason
 from snugvl.errors import InputError, RequestError
 from snugvl.hardware.machine import Machine, read_value
 from snugvl.planner.commands import load_options, next_command, plain_command
 from snugvl.planner.engines.transformers.rules import placement
+from snugvl.planner.footprint.total import Reason
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.report.sections import Measured, headline
 from snugvl.planner.settings import Settings

@@ -15,7 +15,7 @@ from snugvl.planner.capabilities import TORCH, older
 from snugvl.planner.commands import beside_gpu_bytes, next_command, plain_command
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.rules import parts_of
-from snugvl.planner.footprint.images import pixels_for, scales
+from snugvl.planner.footprint.vision import pixels_for, scales
 from snugvl.planner.footprint.weights import crossing_bytes, part_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Engine, Settings

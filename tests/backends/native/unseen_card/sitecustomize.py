@@ -185,6 +185,6 @@ if os.environ.get("SNUGVL_AS_ON_A_GPU"):
     sys.meta_path.insert(0, Finder("snugvl.layers.replaced", as_on_a_gpu))
     sys.meta_path.insert(0, Finder("snugvl.engine.precompile", few_shapes))
 if EXTRA_MIB:
-    sys.meta_path.insert(0, Finder("snugvl.layers.driver", larger))
+    sys.meta_path.insert(0, Finder("snugvl.layers.device", larger))
 if os.environ.get("SNUGVL_UNTOLD"):
     sys.meta_path.insert(0, Finder("snugvl.hardware.nvml", untold))

@@ -16,7 +16,7 @@ from snugvl.layers.kernels.e4m3 import stored
 
 @triton.jit
 def _weighted(x, weight, at, inside, offset, kind: tl.constexpr, HAS_OFFSET: tl.constexpr):
-    """Values times their weights, rounded where transformers does: see `layers/norm.py`."""
+    """Values times their weights, rounded where transformers does: see `layers/linear.py`."""
     w = tl.load(weight + at, mask=inside, other=0)
     y = x.to(kind) * w
     if HAS_OFFSET:

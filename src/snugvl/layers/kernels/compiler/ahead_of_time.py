@@ -155,7 +155,7 @@ _IN_PLACE: Final = ("add_", "copy_", "gelu_", "mul_", "zero_")
 
 
 def _shape_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function would give of tensors without memory; `NotImplemented`: it has to be asked."""
+    """The result of a function of tensors without memory; `NotImplemented`: it has to be asked."""
     if function is torch.arange and torch.device(kwargs.get("device") or "cpu").type == "meta":
         return torch.arange(*args, **kwargs | {"device": "cpu"}).to("meta")
     shaped = _SHAPED.get(function)
@@ -307,7 +307,7 @@ def _compile(launch: KernelLaunch) -> Exception | None:
 
 
 def _compile_launcher(kernel: Any) -> None:
-    """What hands a kernel its values: until Triton 3.6 a program in C for each kind of them.
+    """The launcher that hands a kernel its values: until Triton 3.6 a program in C for each kind of them.
 
     The C compiler takes a third of a second for it, at a kernel's first launch.
     """

@@ -1,4 +1,4 @@
-"""What the first launch of a kernel asks of Triton, asked while something else is waited for.
+"""The questions that the first launch of a kernel asks Triton, asked while something else is waited for.
 
 To find a compiled kernel on disk Triton hashes all of itself (400 MB), asks the assembler for its version and
 reads the sources of the kernel and of what it calls; on a new machine it compiles a part of its own, in C.
@@ -14,7 +14,7 @@ KERNELS: Final = "snugvl.layers.kernels."
 
 
 def read_triton(compute_capability: tuple[int, int] | None) -> bool:
-    """What kernels for such a GPU have in common; whether that worked. Imports no torch.
+    """Read what kernels for such a GPU have in common; whether that worked. Imports no torch.
 
     None: for a process that launches none, so that Triton's part in C isn't compiled for it.
     """

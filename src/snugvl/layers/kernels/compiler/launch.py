@@ -117,7 +117,7 @@ class LaunchedKernel:
 
 
 def trait(value: Any) -> object:
-    """What of a value Triton compiles a variant for: type, and whether 16 divides an address or a number."""
+    """The trait by which Triton compiles variants: type, and whether 16 divides an address or a number."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.data_ptr() & 15 == 0
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""What stands before and after a product, computed by its kernel: a launch costs as much as a small one.
+"""Operations before and after a product, computed by its kernel: a launch costs as much as a small one.
 
     [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU of two halves] ─ [+ residual]
 

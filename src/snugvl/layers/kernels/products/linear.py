@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from snugvl.core.formats import FORMATS
+from snugvl.layers.device import shared
 from snugvl.layers.kernels.compiler.launch import pdl
 from snugvl.layers.kernels.device import (
     NATIVE_FP8,
@@ -43,7 +44,6 @@ from snugvl.layers.kernels.products.weights import STORED_AS, operands, planes_o
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.linear import FEW_ROWS
 from snugvl.layers.replaced import usable
-from snugvl.layers.shared import shared
 from snugvl.layers.weights import GROUP, FormatName, Weights
 
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}

@@ -26,9 +26,8 @@ from snugvl.checkpoint.facts import KVLayer, TensorFact
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.llamacpp.ggml import compute_bytes
 from snugvl.planner.engines.llamacpp.graphs import FLOAT, decoder_graph, tower_graph
-from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.images import largest_image
-from snugvl.planner.footprint.total import Component
+from snugvl.planner.footprint.total import Component, up
+from snugvl.planner.footprint.vision import largest_image
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 

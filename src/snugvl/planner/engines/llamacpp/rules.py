@@ -26,7 +26,6 @@ from dataclasses import replace
 from typing import Final
 
 from snugvl.core.memory_kinds import Kind
-from snugvl.core.reason import Reason
 from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import HOST_RATE, Gpu, OperatingSystem
 from snugvl.planner.capabilities import Option, stored_format
@@ -45,8 +44,8 @@ from snugvl.planner.engines.llamacpp.footprint import (
     snapshot_bytes,
 )
 from snugvl.planner.engines.rules import EngineRules
-from snugvl.planner.footprint.images import scales
-from snugvl.planner.footprint.total import Component, Device
+from snugvl.planner.footprint.total import Component, Device, Reason
+from snugvl.planner.footprint.vision import scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice
 from snugvl.planner.settings import Placement, Settings

@@ -37,8 +37,7 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.hardware import calibration
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.engines.transformers.footprint import logits
-from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
-from snugvl.planner.footprint.total import Component
+from snugvl.planner.footprint.total import LARGE_ROUND_BYTES, Component, reserved_bytes, up
 from snugvl.planner.footprint.vision import SLICE_ROWS, encoder_bytes_per_token, slice_rows
 from snugvl.planner.footprint.weights import GROUP, prequantized_group, recordable_tokens
 from snugvl.planner.inventory import Inventory, Widths, mlp_width, widths

@@ -21,7 +21,6 @@ from snugvl.checkpoint.gguf_network import ours
 from snugvl.core.formats import FEW_BITS, FORMATS, INTEGERS, Precision
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.options import SPECIAL, EmbeddingName, TowerName
-from snugvl.core.reason import Reason
 from snugvl.core.sizes import format_size
 from snugvl.planner.capabilities import WHOLE, Option, Parts, no_kernels, prefers_fp32, stored_format, too_old
 from snugvl.planner.engines.native.footprint import native_components, native_cpu_components
@@ -29,7 +28,7 @@ from snugvl.planner.engines.native.hybrid import NATIVE_STEPS, steps
 from snugvl.planner.engines.native.step_graphs import step_graph_components
 from snugvl.planner.engines.rules import EngineRules
 from snugvl.planner.footprint import kv
-from snugvl.planner.footprint.total import Component, Device
+from snugvl.planner.footprint.total import Component, Device, Reason
 from snugvl.planner.footprint.vision import native_vision_components
 from snugvl.planner.footprint.weights import (
     expert_cache_bytes,

@@ -28,10 +28,8 @@ from snugvl.planner.engines.native.footprint import (
     slices,
     split_workspace,
 )
-from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.images import ImageSize
-from snugvl.planner.footprint.total import Component
-from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
+from snugvl.planner.footprint.total import LARGE_ROUND_BYTES, Component, up
+from snugvl.planner.footprint.vision import ImageSize, encoder_bytes_per_token, native_workspace
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 

@@ -24,10 +24,9 @@ from math import prod
 from typing import Final
 
 from snugvl.core.memory_kinds import Kind
-from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import blocks_bytes
 from snugvl.planner.footprint.total import Component
-from snugvl.planner.footprint.vision import features_per_token
+from snugvl.planner.footprint.vision import features_per_token, largest_image
 from snugvl.planner.inventory import Inventory, widths
 from snugvl.planner.settings import Settings
 

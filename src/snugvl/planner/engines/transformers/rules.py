@@ -12,7 +12,6 @@ from typing import Final, cast
 from snugvl.checkpoint.facts import TensorFact
 from snugvl.core.formats import BITSANDBYTES, INTEGERS, PREQUANTIZED, WeightsName
 from snugvl.core.options import LoadOptions
-from snugvl.core.reason import Reason
 from snugvl.core.sizes import MIB, format_size
 from snugvl.planner.capabilities import Option, prefers_fp32, stored_format
 from snugvl.planner.engines.rules import EngineRules
@@ -24,8 +23,7 @@ from snugvl.planner.engines.transformers.footprint import (
     transformers_components,
     vision_bytes,
 )
-from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.total import Component, Device
+from snugvl.planner.footprint.total import Component, Device, Reason, up
 from snugvl.planner.footprint.vision import transformers_vision_components
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory

@@ -52,9 +52,8 @@ from typing import Final
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.transformers.footprint import LOGIT_BYTES, transformers_prefill
 from snugvl.planner.engines.vllm.tensors import deepstack_buffers, loading_bytes, rotary_caches, tensors_of
-from snugvl.planner.footprint.images import ImageSize, largest_image
 from snugvl.planner.footprint.total import Component
-from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
+from snugvl.planner.footprint.vision import ImageSize, encoder_bytes_per_token, largest_image, vllm_workspace
 from snugvl.planner.footprint.weights import KINDS, LABELS, part_why
 from snugvl.planner.inventory import PARTS, Inventory, Part, widths
 from snugvl.planner.settings import BLOCK_TOKENS, Settings

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Final
 
 from snugvl.core.memory_kinds import Kind
-from snugvl.core.reason import Reason
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.capabilities import Option, stored_format
 from snugvl.planner.commands import visible
@@ -30,9 +29,8 @@ from snugvl.planner.engines.vllm.footprint import (
     vllm_components,
     vllm_weight_components,
 )
-from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.images import scales
-from snugvl.planner.footprint.total import Component, Device
+from snugvl.planner.footprint.total import LARGE_ROUND_BYTES, Component, Device, Reason, up
+from snugvl.planner.footprint.vision import scales
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Choice

@@ -28,7 +28,7 @@ from snugvl.checkpoint.facts import TensorFact
 from snugvl.checkpoint.families import traits_of
 from snugvl.core.formats import PREQUANTIZED
 from snugvl.core.sizes import MIB
-from snugvl.planner.footprint.allocator import CachingAllocator, up
+from snugvl.planner.footprint.total import CachingAllocator, up
 from snugvl.planner.inventory import Inventory, Kind, Part, group_of, widths
 from snugvl.planner.settings import Settings
 

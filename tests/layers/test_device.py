@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from snugvl.layers import driver
-from snugvl.layers.driver import CAPTURES, COPIES, in_thread_that_ends, stream_on
+from snugvl.layers import device
+from snugvl.layers.device import CAPTURES, COPIES, in_thread_that_ends, stream_on
 
 GPU = torch.device("cuda", 0)
 
@@ -66,7 +66,7 @@ def test_where_the_driver_makes_none_it_is_torchs(
             raise OSError("libcuda.so.1: cannot open shared object file")
         return object() if fault == "no such call" else Cuda(2)
 
-    monkeypatch.setattr(driver.ctypes, "CDLL", library)
+    monkeypatch.setattr(device.ctypes, "CDLL", library)
     stream_on(GPU, CAPTURES)
     assert pool == ["cuda:0"]
 

@@ -1,0 +1,109 @@
+"""Queues of deltas from an engine in another process to one reader, merged while unread."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+
+from snugvl.backends.mailbox import OneAnswer, own
+from snugvl.core.messages import Delta
+
+
+class Inbox:
+    """Deltas of one request on their way to one reader. Lives in the server's event loop, without locks.
+
+    What the reader has not taken is merged, choice by choice: a reader that is slow gets fewer and longer
+    deltas, and one that never comes costs no more than the answer itself. Merged or not, the count of tokens
+    never falls from one delta to the next, and the usage is on the last one.
+    """
+
+    def __init__(self) -> None:
+        self._unread: dict[int, Delta] = {}  # by choice, oldest first; the one with the usage last
+        self._counted = 0  # tokens that the reader was told of
+        self._ended = False
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, delta: Delta) -> None:
+        """Add a delta; ignored once ended."""
+        if self._ended:
+            return
+        earlier = self._unread.get(delta.choice)
+        if delta.usage is not None:
+            self._unread.pop(delta.choice, None)
+        self._unread[delta.choice] = delta if earlier is None else _merged(earlier, delta)
+        self._wake()
+
+    def end(self, error: Exception | None = None) -> None:
+        """No more deltas. The reader gets what is left, then `error` or the end. The first call counts."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake()
+
+    async def get(self) -> Delta | None:
+        """The next delta, or None at the end. Raises the error that ended it."""
+        while not self._unread:
+            if self._ended:
+                if self._error is not None:
+                    raise own(self._error)
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        delta = self._unread.pop(next(iter(self._unread)))
+        # A delta that was merged counts what came after those that are read next, too.
+        self._counted = max(self._counted, delta.completion_tokens)
+        return replace(delta, completion_tokens=self._counted)
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():  # done: the reader may have been cancelled
+            self._reader.set_result(None)
+
+
+def _merged(first: Delta, second: Delta) -> Delta:
+    return Delta(
+        first.text + second.text,
+        second.choice,
+        first.logprobs + second.logprobs,
+        second.finish_reason,
+        second.usage,
+        second.stop,
+        first.reasoning + second.reasoning,
+        second.completion_tokens,
+        first.prompt_logprobs + second.prompt_logprobs,
+        second.cached_tokens,
+        second.drafts,
+        second.reasoning_tokens,
+    )
+
+
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call it in the loop, unless that has closed, and with it what it would end."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
+
+
+class RemoteStream(OneAnswer):
+    """Reads an inbox, in its event loop, in another one or in a thread."""
+
+    def __init__(self, inbox: Inbox, prompt_tokens: int, abort: Callable[[], None]) -> None:
+        self._inbox = inbox
+        self._loop = loop = asyncio.get_running_loop()
+        super().__init__(prompt_tokens, lambda: _soon(loop, abort))
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        ours = asyncio.get_running_loop() is self._loop
+        while (
+            delta := await (self._inbox.get() if ours else asyncio.wrap_future(self._elsewhere()))
+        ) is not None:
+            yield delta
+        self._open = False
+
+    def __iter__(self) -> Iterator[Delta]:
+        """For a thread that is not the event loop's."""
+        while (delta := self._elsewhere().result()) is not None:
+            yield delta
+        self._open = False
+
+    def _elsewhere(self) -> "Future[Delta | None]":
+        return asyncio.run_coroutine_threadsafe(self._inbox.get(), self._loop)
