@@ -122,7 +122,8 @@ def tiny_job(
     choose_formats(network, storage, config.quantization)
     join_projections(network.decoder.layers)
     engine = EngineConfig(num_blocks=1, max_num_seqs=2, max_batched_tokens=most, kv_cache=kv_cache)
-    return CompileJob(outline_of(network, network.config), engine, Hardware((0, 0), 4))
+    outline = replace(outline_of(network, network.config), slots=storage.expert_slots)
+    return CompileJob(outline, engine, Hardware((0, 0), 4))
 
 
 @pytest.fixture

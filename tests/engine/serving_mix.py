@@ -120,7 +120,7 @@ CASES: dict[str, tuple[dict[str, Any], Storage, KVFormat]] = {
     "2B-FP8": (QWEN3_VL_2B | {"quantization_config": FP8}, Storage("fp8"), "bf16"),
     "2B in 4 bits": (QWEN3_VL_2B, Storage("int4", "int8", tower="int8"), "fp8"),
     "Qwen3.5": (QWEN3_5, Storage("int6"), "bf16"),
-    "Qwen3.5, mixture": (QWEN3_5_MOE, Storage("int4"), "bf16"),
+    "Qwen3.5, mixture": (QWEN3_5_MOE, Storage("int4", expert_slots=40), "bf16"),
     "2B as GGUF": (QWEN3_VL_2B | {"blocks": True}, Storage("int4"), "bf16"),
     "mixture as GGUF": (QWEN3_VL_MOE | {"blocks": True}, Storage("int4"), "bf16"),
 }
@@ -302,7 +302,7 @@ def rehearsed(
     if values.get("blocks"):
         store_blocks(network)
     choose_formats(network, storage, config.quantization)
-    network = network_from(outline_of(network, config))
+    network = network_from(replace(outline_of(network, config), slots=storage.expert_slots))
     sizes = EngineConfig(num_blocks=8192, max_num_seqs=33, kv_cache=kv, prefix_cache=False)
     tardy = late(network, sizes)
     with torch.inference_mode(), dry_run(H200) as launches:

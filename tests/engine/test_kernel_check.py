@@ -37,6 +37,7 @@ JOBS: dict[str, Callable[[], CompileJob]] = {
     "Qwen3.5": lambda: tiny_job(Storage("bf16"), "bf16", QWEN3_5, most=9),
     "GGUF": lambda: tiny_job(Storage("int4"), "bf16", blocks=True, most=66),
     "a mixture": lambda: tiny_job(Storage("bf16"), "bf16", MIXTURE, sees=False),
+    "experts in host memory": lambda: tiny_job(Storage("int4", expert_slots=3), "bf16", MIXTURE, sees=False),
     "a mixture's GGUF": lambda: tiny_job(Storage("int4"), "bf16", MIXTURE, blocks=True, sees=False),
     "int8, long": lambda: tiny_job(Storage("int8"), most=194),
 }
@@ -68,7 +69,7 @@ def break_kernel(name: str, fault: Callable[..., None], monkeypatch: pytest.Monk
 
 # The others check kernels of the same kinds in other formats and sizes, as `tests/layers/kernels` does.
 @pytest.mark.parametrize("name", JOBS)
-@pytest.mark.sample("int4", "bf16 with an FP8 cache", "Qwen3.5", "a mixture", "a mixture's GGUF")
+@pytest.mark.sample("int4", "bf16 with an FP8 cache", "Qwen3.5", "experts in host memory", "a mixture's GGUF")
 def test_every_kernel_is_its_twin(name: str, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     job = JOBS[name]()
     launched = leave_out_repetitions(job, monkeypatch)

@@ -8,7 +8,9 @@ import snugvl
 PACKAGE = Path(snugvl.__file__).parent
 ENTRY = re.compile(r"^@launched\n@triton\.jit.*\ndef (\w+)", re.MULTILINE)
 ASKED = re.compile(r"\b(?:usable|by_kernels)\(([^)]*)\)")
-APART = {"convolve", "slide", "correct", "solve", "scan", "gate"}  # of one layer, in a constant
+# Of one kind of layer, in a constant.
+DELTA = {"convolve", "slide", "correct", "solve", "scan", "gate"}
+APART = {"place_experts", "bring_experts"}
 
 
 def test_every_kernel_can_be_withdrawn_and_nothing_else() -> None:
@@ -17,7 +19,7 @@ def test_every_kernel_can_be_withdrawn_and_nothing_else() -> None:
         name for path, text in sources.items() if "kernels" in path.parts for name in ENTRY.findall(text)
     }
     given = " ".join(given for text in sources.values() for given in ASKED.findall(text))
-    asked = set(re.findall(r'"(\w+)"', given)) | APART
+    asked = set(re.findall(r'"(\w+)"', given)) | DELTA | APART
     by_form = set(
         re.findall(r'form = "(\w+)" if .* else "(\w+)"', sources[PACKAGE / "layers" / "experts.py"])[0]
     )
@@ -25,7 +27,8 @@ def test_every_kernel_can_be_withdrawn_and_nothing_else() -> None:
     assert asked | by_form == kernels
 
 
-def test_the_delta_rules_kernels_are_those() -> None:
-    from snugvl.models.linear_attention import KERNELS
+def test_those_of_constants_are_these() -> None:
+    from snugvl.models import expert_cache, linear_attention
 
-    assert set(KERNELS) == APART
+    assert set(linear_attention.KERNELS) == DELTA
+    assert set(expert_cache.KERNELS) == APART
