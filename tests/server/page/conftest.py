@@ -45,12 +45,13 @@ AS_NEW = """async () => {
 OpenPage = Callable[..., Page]
 Serve = Callable[..., str]
 PageOf = Callable[[FakeService], Page]
+PageOfPocket = Callable[[], Page]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A page takes a second or two."""
     for item in items:
-        if {"open_page", "open_once", "page_of"} & set(getattr(item, "fixturenames", ())):
+        if {"open_page", "open_once", "page_of", "page_of_pocket"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 
@@ -128,19 +129,16 @@ class KeptPage:
 
     Attributes:
         load: opens it.
-        service: what its server asks.
         problems: what the console said, of the test that runs.
         page: None before the first test, and after one that failed, which leaves a page in any state.
     """
 
     load: Callable[[], Page]
-    service: Exchanged
     problems: list[str] = field(default_factory=list)
     page: Page | None = None
 
-    def renew(self, service: FakeService, problems: list[str]) -> Page:
-        """The page over that service, without what was on it and what it had stored."""
-        self.service.now, self.problems = service, problems
+    def renew(self) -> Page:
+        """The page without what was on it and what it had stored."""
         if self.page is None:
             self.page = self.load()
         else:
@@ -148,27 +146,62 @@ class KeptPage:
             self.page.evaluate(AS_NEW)
         return self.page
 
+    @contextmanager
+    def lent(self, problems: list[str], session: pytest.Session) -> Iterator[None]:
+        """For one test."""
+        self.problems, failed = problems, session.testsfailed
+        yield
+        if session.testsfailed > failed and self.page is not None:
+            self.page.context.close()
+            self.page = None
+
+
+@contextmanager
+def kept(browser: Browser, url: str) -> Iterator[KeptPage]:
+    with pages(browser, lambda text: page.problems.append(text)) as open_page:
+        page = KeptPage(lambda: open_page(url))
+        yield page
+
 
 # For the package, as the browser.
 @pytest.fixture(scope="package")
-def kept_page(browser: Browser) -> Iterator[KeptPage]:
+def kept_page(browser: Browser) -> Iterator[tuple[KeptPage, Exchanged]]:
     service = Exchanged()
-    with live(service) as url, pages(browser, lambda text: kept.problems.append(text)) as open_page:  # type: ignore[arg-type]
-        kept = KeptPage(lambda: open_page(url), service)
-        yield kept
+    with live(service) as url, kept(browser, url) as page:  # type: ignore[arg-type]
+        yield page, service
+
+
+@pytest.fixture(scope="package")
+def kept_pocket_page(browser: Browser, url: str) -> Iterator[KeptPage]:
+    with kept(browser, url) as page:
+        yield page
 
 
 @pytest.fixture
-def page_of(kept_page: KeptPage, problems: list[str], request: pytest.FixtureRequest) -> Iterator[PageOf]:
+def page_of(
+    kept_page: tuple[KeptPage, Exchanged], problems: list[str], request: pytest.FixtureRequest
+) -> Iterator[PageOf]:
     """`page_of(service)`: a page of default size over that service, as one that was just loaded.
 
     Other tests had it before, and will have it: none may replace what its window has, or route its requests.
     """
-    failed = request.session.testsfailed
-    yield lambda service: kept_page.renew(service, problems)
-    if request.session.testsfailed > failed and kept_page.page is not None:
-        kept_page.page.context.close()
-        kept_page.page = None
+    page, exchanged = kept_page
+
+    def page_of(service: FakeService) -> Page:
+        exchanged.now = service
+        return page.renew()
+
+    with page.lent(problems, request.session):
+        yield page_of
+
+
+@pytest.fixture
+def page_of_pocket(
+    kept_pocket_page: KeptPage, problems: list[str], request: pytest.FixtureRequest
+) -> Iterator[PageOfPocket]:
+    """`page_of_pocket()`: as `page_of`, over pocket."""
+    with kept_pocket_page.lent(problems, request.session):
+        yield kept_pocket_page.renew
 
 
 @pytest.fixture(scope="module")

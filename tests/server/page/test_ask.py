@@ -9,7 +9,7 @@ from snugvl.core.messages import Picture, Request, Text
 from snugvl.errors import EngineError, QueueFull
 from tests.patience import until
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, PageOf, answers, ask, choose, provoked
+from tests.server.page.conftest import PageOf, PageOfPocket, answers, ask, choose, provoked
 
 MANY = tuple(f"word{index} " for index in range(100_000))  # more than come while a busy browser clicks
 
@@ -22,8 +22,8 @@ def said(request: Request) -> list[tuple[str, str]]:
     ]
 
 
-def test_pocket_answers(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
+def test_pocket_answers(page_of_pocket: PageOfPocket, shapes: Path) -> None:
+    page = page_of_pocket()
     choose(page, shapes)
     ask(page, "What color is the circle?")
     expect(answers(page)).to_have_text("red", ignore_case=True)
@@ -147,8 +147,8 @@ def test_an_error_in_the_middle_keeps_what_was_said(page_of: PageOf, shapes: Pat
     expect(page.locator(".turn.assistant")).to_contain_text("So far (broke off)")
 
 
-def test_a_suggestion_asks(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page, question = open_page(url), "How many things are there?"
+def test_a_suggestion_asks(page_of_pocket: PageOfPocket, shapes: Path) -> None:
+    page, question = page_of_pocket(), "How many things are there?"
     choose(page, shapes)
     expect(page.get_by_role("button", name="What is in the picture?")).to_be_visible()
     page.get_by_role("button", name=question).click()

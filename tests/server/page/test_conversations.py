@@ -15,6 +15,7 @@ from tests.server.page.conftest import (
     ALL_WRITTEN,
     OpenPage,
     PageOf,
+    PageOfPocket,
     Serve,
     answers,
     ask,
@@ -157,8 +158,8 @@ def test_a_conversation_that_another_tab_deleted(page_of: PageOf) -> None:
     expect(page.get_by_text("No conversation is kept yet")).to_be_visible()
 
 
-def test_a_new_conversation_leaves_the_boxes_on_the_picture(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)
+def test_a_new_conversation_leaves_the_boxes_on_the_picture(page_of_pocket: PageOfPocket) -> None:
+    page = page_of_pocket()
     take_sample(page, "Shapes")
     detect(page)
     expect(page.locator(".box")).not_to_have_count(0)
@@ -168,8 +169,8 @@ def test_a_new_conversation_leaves_the_boxes_on_the_picture(url: str, open_page:
     expect(page.locator("#overlay .box")).not_to_have_count(0)
 
 
-def test_what_is_kept_is_bounded(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)
+def test_what_is_kept_is_bounded(page_of_pocket: PageOfPocket) -> None:
+    page = page_of_pocket()
     found = page.evaluate(
         """async () => {
             const { keep, kept, find, MOST_KEPT, MOST_BYTES } = await import("/page/store.js");

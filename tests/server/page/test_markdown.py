@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, PageOf, Serve, answers, ask, take_sample
+from tests.server.page.conftest import OpenPage, PageOf, PageOfPocket, Serve, answers, ask, take_sample
 
 ANSWER = """# Title
 
@@ -164,8 +164,8 @@ def test_what_is_hostile_stays_text(page_of: PageOf) -> None:
     assert [url for url in asked_elsewhere if not url.startswith("blob:")] == []
 
 
-def test_a_hundred_thousand_hostile_characters_do_not_freeze_the_page(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)
+def test_a_hundred_thousand_hostile_characters_do_not_freeze_the_page(page_of_pocket: PageOfPocket) -> None:
+    page = page_of_pocket()
     made = page.evaluate(MEASURE, TOO_MUCH)
     assert set(made) == set(TOO_MUCH)
     assert max(each["count"] for each in made.values()) <= 50_000

@@ -11,7 +11,17 @@ from snugvl.errors import RequestError
 from tests.patience import PATIENCE_S, until
 from tests.photographs import photograph
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, PageOf, Serve, choose, detect, provoked, tab, take_sample
+from tests.server.page.conftest import (
+    OpenPage,
+    PageOf,
+    PageOfPocket,
+    Serve,
+    choose,
+    detect,
+    provoked,
+    tab,
+    take_sample,
+)
 
 SCENE = {
     "summary": "Two cups on a table.",
@@ -23,8 +33,8 @@ SCENE = {
 
 
 @pytest.mark.extended
-def test_pocket_captions_short_and_detailed(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
+def test_pocket_captions_short_and_detailed(url: str, page_of_pocket: PageOfPocket, shapes: Path) -> None:
+    page = page_of_pocket()
     choose(page, shapes)
     tab(page, "Caption")
     said = []
@@ -43,11 +53,11 @@ def test_pocket_captions_short_and_detailed(url: str, open_page: OpenPage, shape
 
 
 def test_the_page_shows_that_pocket_knows_no_photographs(
-    url: str, open_page: OpenPage, tmp_path: Path
+    page_of_pocket: PageOfPocket, tmp_path: Path
 ) -> None:
     file = tmp_path / "tree.png"
     photograph(96, 64).save(file)
-    page = open_page(url)
+    page = page_of_pocket()
     choose(page, file)
     tab(page, "Caption")
     page.get_by_role("button", name="Caption the picture").click()
@@ -84,8 +94,8 @@ def test_a_scene_with_all_its_parts(page_of: PageOf, shapes: Path) -> None:
     expect(result.locator("li")).to_have_text(lines)
 
 
-def test_pocket_analyses_a_sample(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)
+def test_pocket_analyses_a_sample(page_of_pocket: PageOfPocket) -> None:
+    page = page_of_pocket()
     take_sample(page, "Garden")
     tab(page, "Scene")
     page.get_by_role("button", name="Analyse").click()
