@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from snugvl.core.messages import Capabilities
 from snugvl.tasks.conventions import convention_of, grounding_of
 from tests.server.fake import CAPABILITIES, FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, reload
+from tests.server.page.conftest import PageOf, answers, ask, reload
 from tests.server.page.test_pictures import transfer
 
 # Runs grounding.js on an answer about three pictures of 200×100 pixels.
@@ -96,14 +96,14 @@ def test_the_page_counts_pixels_as_the_server_does(reader: Page, least: int, mos
     assert box["box"] == pytest.approx([0.25, 0.5, 0.5, 1])
 
 
-def test_boxes_are_drawn_on_the_picture_that_is_meant(serve: Serve, open_page: OpenPage) -> None:
+def test_boxes_are_drawn_on_the_picture_that_is_meant(page_of: PageOf) -> None:
     words = (
         "Picture 2 has it:\n```json\n"
         + json.dumps([{"bbox_2d": [250, 500, 750, 1000], "label": "<b>cat</b>"}])
         + "\n```"
     )
     service = FakeService(Script((words,)), capabilities=QWEN3)
-    page = open_page(serve(service))
+    page = page_of(service)
     page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, "red", "lime", "blue")})
     expect(page.locator("#tray li")).to_have_count(3)
     ask(page, "Where is the cat?")

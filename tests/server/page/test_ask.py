@@ -9,7 +9,7 @@ from snugvl.core.messages import Picture, Request, Text
 from snugvl.errors import EngineError, QueueFull
 from tests.patience import until
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked
+from tests.server.page.conftest import PageOf, PageOfPocket, answers, ask, choose, provoked
 
 MANY = tuple(f"word{index} " for index in range(100_000))  # more than come while a busy browser clicks
 
@@ -22,17 +22,16 @@ def said(request: Request) -> list[tuple[str, str]]:
     ]
 
 
-def test_pocket_answers(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
+def test_pocket_answers(page_of_pocket: PageOfPocket, shapes: Path) -> None:
+    page = page_of_pocket()
     choose(page, shapes)
     ask(page, "What color is the circle?")
     expect(answers(page)).to_have_text("red", ignore_case=True)
     expect(page.locator("#ask-form .job-status")).to_contain_text("tokens read")
 
 
-def test_an_answer_grows_while_it_is_written(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
-    base = serve(FakeService(Script(MANY, wait_s=0.02)))
-    page = open_page(base)
+def test_an_answer_grows_while_it_is_written(page_of: PageOf, shapes: Path) -> None:
+    page = page_of(FakeService(Script(MANY, wait_s=0.02)))
     choose(page, shapes)
     ask(page, "Go on")
     busy = page.locator(".turn.assistant.busy .turn-text")
@@ -41,12 +40,9 @@ def test_an_answer_grows_while_it_is_written(serve: Serve, open_page: OpenPage, 
     assert page.locator("#transcript").get_attribute("aria-live") == "polite"
 
 
-def test_a_conversation_sends_every_turn_and_the_picture_once(
-    serve: Serve, open_page: OpenPage, shapes: Path
-) -> None:
+def test_a_conversation_sends_every_turn_and_the_picture_once(page_of: PageOf, shapes: Path) -> None:
     service = FakeService(lambda request: Script((f"answer {len(request.messages)}",)))
-    base = serve(service)
-    page = open_page(base)
+    page = page_of(service)
     choose(page, shapes)
     ask(page, "First?")
     expect(answers(page)).to_have_text(["answer 1"])
@@ -59,12 +55,9 @@ def test_a_conversation_sends_every_turn_and_the_picture_once(
     assert picture.image.size == (128, 96)
 
 
-def test_stop_and_escape_keep_what_was_said_and_end_the_request(
-    serve: Serve, open_page: OpenPage, shapes: Path
-) -> None:
+def test_stop_and_escape_keep_what_was_said_and_end_the_request(page_of: PageOf, shapes: Path) -> None:
     service = FakeService(Script(MANY, wait_s=0.02))
-    base = serve(service)
-    page = open_page(base)
+    page = page_of(service)
     choose(page, shapes)
     ask(page, "Go on")
     expect(page.locator(".turn.assistant")).to_contain_text("word3")
@@ -84,10 +77,9 @@ def test_stop_and_escape_keep_what_was_said_and_end_the_request(
     expect(page.locator("#ask-form .job-status")).to_have_text("Stopped.")
 
 
-def test_a_new_conversation_forgets(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_a_new_conversation_forgets(page_of: PageOf, shapes: Path) -> None:
     service = FakeService()
-    base = serve(service)
-    page = open_page(base)
+    page = page_of(service)
     choose(page, shapes)
     ask(page, "First?")
     expect(answers(page)).to_have_count(1)
@@ -99,10 +91,9 @@ def test_a_new_conversation_forgets(serve: Serve, open_page: OpenPage, shapes: P
     assert said(service.requests[-1]) == [("user", "Again?")]
 
 
-def test_another_picture_stays_in_the_conversation(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_another_picture_stays_in_the_conversation(page_of: PageOf, shapes: Path) -> None:
     service = FakeService(Script(MANY, wait_s=0.02))
-    base = serve(service)
-    page = open_page(base)
+    page = page_of(service)
     choose(page, shapes)
     ask(page, "Go on")
     expect(page.locator(".turn.assistant")).to_contain_text("word3")
@@ -119,10 +110,9 @@ def test_another_picture_stays_in_the_conversation(serve: Serve, open_page: Open
     assert [part.image.size for part in second.content if isinstance(part, Picture)] == [(64, 32)]
 
 
-def test_what_a_model_writes_is_text(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_what_a_model_writes_is_text(page_of: PageOf, shapes: Path) -> None:
     nasty = "<img src=x onerror=alert(1)><script>document.title='broken'</script>"
-    base = serve(FakeService(Script((nasty,))))
-    page = open_page(base)
+    page = page_of(FakeService(Script((nasty,))))
     choose(page, shapes)
     ask(page, nasty)
     expect(answers(page)).to_have_text(nasty)
@@ -131,11 +121,10 @@ def test_what_a_model_writes_is_text(serve: Serve, open_page: OpenPage, shapes: 
 
 
 def test_a_refusal_shows_the_servers_words_and_keeps_the_question(
-    serve: Serve, open_page: OpenPage, shapes: Path, problems: list[str]
+    page_of: PageOf, shapes: Path, problems: list[str]
 ) -> None:
     service = FakeService(Script(refusal=QueueFull("17 requests are waiting, which is the limit")))
-    base = serve(service)
-    page = open_page(base)
+    page = page_of(service)
     choose(page, shapes)
     ask(page, "Anyone there?")
     error = page.locator("#ask-form .error")
@@ -149,18 +138,17 @@ def test_a_refusal_shows_the_servers_words_and_keeps_the_question(
     provoked(problems, "429")
 
 
-def test_an_error_in_the_middle_keeps_what_was_said(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_an_error_in_the_middle_keeps_what_was_said(page_of: PageOf, shapes: Path) -> None:
     service = FakeService(Script(("So far ",), error=EngineError("the engine fell over")))
-    base = serve(service)
-    page = open_page(base)
+    page = page_of(service)
     choose(page, shapes)
     ask(page, "Well?")
     expect(page.locator("#ask-form .error")).to_have_text("the engine fell over")
     expect(page.locator(".turn.assistant")).to_contain_text("So far (broke off)")
 
 
-def test_a_suggestion_asks(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page, question = open_page(url), "How many things are there?"
+def test_a_suggestion_asks(page_of_pocket: PageOfPocket, shapes: Path) -> None:
+    page, question = page_of_pocket(), "How many things are there?"
     choose(page, shapes)
     expect(page.get_by_role("button", name="What is in the picture?")).to_be_visible()
     page.get_by_role("button", name=question).click()
@@ -168,12 +156,9 @@ def test_a_suggestion_asks(url: str, open_page: OpenPage, shapes: Path) -> None:
     expect(answers(page)).not_to_be_empty()
 
 
-def test_shift_enter_is_a_new_line_and_an_empty_question_is_not_sent(
-    serve: Serve, open_page: OpenPage, shapes: Path
-) -> None:
+def test_shift_enter_is_a_new_line_and_an_empty_question_is_not_sent(page_of: PageOf, shapes: Path) -> None:
     service = FakeService()
-    base = serve(service)
-    page = open_page(base)
+    page = page_of(service)
     choose(page, shapes)
     question = page.get_by_label("Question")
     question.press("Enter")

@@ -14,6 +14,8 @@ from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import (
     ALL_WRITTEN,
     OpenPage,
+    PageOf,
+    PageOfPocket,
     Serve,
     answers,
     ask,
@@ -49,9 +51,9 @@ def kept(page: Page) -> list[str]:
     return page.locator(".talk-title").all_inner_texts()
 
 
-def test_a_conversation_survives_a_reload(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_a_conversation_survives_a_reload(page_of: PageOf, shapes: Path) -> None:
     service = counted()
-    page = open_page(serve(service))
+    page = page_of(service)
     choose(page, shapes)
     ask(page, "First?")
     expect(answers(page)).to_have_text(["answer 1"])
@@ -99,9 +101,9 @@ def test_what_was_written_before_a_reload_stays(serve: Serve, open_page: OpenPag
     expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
 
 
-def test_conversations_are_listed_opened_and_deleted(serve: Serve, open_page: OpenPage) -> None:
+def test_conversations_are_listed_opened_and_deleted(page_of: PageOf) -> None:
     service = counted()
-    page = open_page(serve(service))
+    page = page_of(service)
     take_sample(page, "Shapes")
     ask(page, "About shapes?")
     expect(answers(page)).to_have_count(1)
@@ -144,8 +146,8 @@ def test_a_link_within_the_page_does_not_lose_the_conversation(serve: Serve, ope
     expect(answers(page)).to_have_count(1)
 
 
-def test_a_conversation_that_another_tab_deleted(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(FakeService()))
+def test_a_conversation_that_another_tab_deleted(page_of: PageOf) -> None:
+    page = page_of(FakeService())
     take_sample(page, "Shapes")
     ask(page, "First?")
     expect(answers(page)).to_have_count(1)
@@ -156,8 +158,8 @@ def test_a_conversation_that_another_tab_deleted(serve: Serve, open_page: OpenPa
     expect(page.get_by_text("No conversation is kept yet")).to_be_visible()
 
 
-def test_a_new_conversation_leaves_the_boxes_on_the_picture(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)
+def test_a_new_conversation_leaves_the_boxes_on_the_picture(page_of_pocket: PageOfPocket) -> None:
+    page = page_of_pocket()
     take_sample(page, "Shapes")
     detect(page)
     expect(page.locator(".box")).not_to_have_count(0)
@@ -167,8 +169,8 @@ def test_a_new_conversation_leaves_the_boxes_on_the_picture(url: str, open_page:
     expect(page.locator("#overlay .box")).not_to_have_count(0)
 
 
-def test_what_is_kept_is_bounded(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)
+def test_what_is_kept_is_bounded(page_of_pocket: PageOfPocket) -> None:
+    page = page_of_pocket()
     found = page.evaluate(
         """async () => {
             const { keep, kept, find, MOST_KEPT, MOST_BYTES } = await import("/page/store.js");
@@ -201,9 +203,9 @@ def ask_twice(page: Page, picture: Path) -> None:
         expect(page.locator("#transcript")).not_to_contain_class("busy")
 
 
-def test_an_answer_is_generated_again(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_an_answer_is_generated_again(page_of: PageOf, shapes: Path) -> None:
     service = counted()
-    page = open_page(serve(service))
+    page = page_of(service)
     ask_twice(page, shapes)
     expect(page.get_by_role("button", name="Regenerate")).to_have_count(1)  # of the last answer alone
     page.get_by_role("button", name="Regenerate").click()
@@ -212,11 +214,9 @@ def test_an_answer_is_generated_again(serve: Serve, open_page: OpenPage, shapes:
     assert pictures(service.requests[2]) == [[(128, 96)], [], []]
 
 
-def test_a_regeneration_that_fails_leaves_the_answer(
-    serve: Serve, open_page: OpenPage, problems: list[str]
-) -> None:
+def test_a_regeneration_that_fails_leaves_the_answer(page_of: PageOf, problems: list[str]) -> None:
     service = FakeService(Script(("good",)))
-    page = open_page(serve(service))
+    page = page_of(service)
     take_sample(page, "Shapes")
     ask(page, "First?")
     expect(answers(page)).to_have_text(["good"])
@@ -228,9 +228,9 @@ def test_a_regeneration_that_fails_leaves_the_answer(
     provoked(problems, "429")
 
 
-def test_a_question_is_put_in_other_words(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_a_question_is_put_in_other_words(page_of: PageOf, shapes: Path) -> None:
     service = counted()
-    page = open_page(serve(service))
+    page = page_of(service)
     ask_twice(page, shapes)
     edit = page.get_by_role("button", name="Edit")
     edit.first.click()
@@ -250,8 +250,8 @@ def test_a_question_is_put_in_other_words(serve: Serve, open_page: OpenPage, sha
     expect(page.locator(".turn.user .turn-text")).to_have_text(["Better?"])
 
 
-def test_a_late_answer_stays_in_its_own_conversation(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(FakeService(Script(MANY, wait_s=0.02))))
+def test_a_late_answer_stays_in_its_own_conversation(page_of: PageOf) -> None:
+    page = page_of(FakeService(Script(MANY, wait_s=0.02)))
     take_sample(page, "Shapes")
     ask(page, "Go on")
     expect(page.locator(".turn.assistant")).to_contain_text("word3")
@@ -294,8 +294,8 @@ def two_talks(page: Page) -> None:
     expect(answers(page)).to_have_count(1)
 
 
-def test_a_conversation_is_renamed_and_keeps_its_name(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(counted()))
+def test_a_conversation_is_renamed_and_keeps_its_name(page_of: PageOf) -> None:
+    page = page_of(counted())
     two_talks(page)
     kept(page)
     page.get_by_role("button", name="Rename Tell me of cats").press("Enter")
@@ -322,8 +322,8 @@ def test_a_conversation_is_renamed_and_keeps_its_name(serve: Serve, open_page: O
     assert kept(page) == ["Animals", "Where is the red circle?"]
 
 
-def test_conversations_are_found_by_what_was_said(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(counted()))
+def test_conversations_are_found_by_what_was_said(page_of: PageOf) -> None:
+    page = page_of(counted())
     two_talks(page)
     assert len(kept(page)) == 2
     search = page.get_by_label("Search in all of them")
@@ -340,11 +340,11 @@ def test_conversations_are_found_by_what_was_said(serve: Serve, open_page: OpenP
     expect(page.locator(".talk")).to_have_count(2)
 
 
-def test_a_place_that_was_found_is_shown_in_whole_words(serve: Serve, open_page: OpenPage) -> None:
+def test_a_place_that_was_found_is_shown_in_whole_words(page_of: PageOf) -> None:
     words = (
         "There were several animals standing in the garden behind the house, and birds that sang above it."
     )
-    page = open_page(serve(FakeService(Script((words,)))))
+    page = page_of(FakeService(Script((words,))))
     ask(page, "Hello?")
     expect(answers(page)).to_have_count(1)
     page.evaluate(ALL_WRITTEN)

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, choose, detect
+from tests.server.page.conftest import OpenPage, PageOf, PageOfPocket, Serve, choose, detect
 
 WIDE, NARROW = (1440, 900), (390, 844)
 Rectangle = tuple[float, float, float, float]
@@ -144,8 +144,8 @@ def test_a_box_and_its_line_light_up_together(found: Page) -> None:
     expect(page.locator(".box.lit")).to_have_count(1)
 
 
-def test_only_what_was_asked_for(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
+def test_only_what_was_asked_for(url: str, page_of_pocket: PageOfPocket, shapes: Path) -> None:
+    page = page_of_pocket()
     choose(page, shapes)
     page.get_by_role("tab", name="Detect").click()
     page.get_by_label("What to look for").fill("red circle, , ")
@@ -163,8 +163,8 @@ def test_png_has_the_boxes(url: str, found: Page, shapes: Path) -> None:
     assert saved.getpixel(edge) == pytest.approx((0xC2, 0x18, 0x5B), abs=40)  # smoothed between pixels
 
 
-def test_coco_is_what_the_server_writes(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
+def test_coco_is_what_the_server_writes(url: str, page_of_pocket: PageOfPocket, shapes: Path) -> None:
+    page = page_of_pocket()
     choose(page, shapes)
     page.get_by_label("What to look for").evaluate("(field) => field.value = 'blue square, red circle, cat'")
     detect(page)
@@ -177,9 +177,9 @@ def test_coco_is_what_the_server_writes(url: str, open_page: OpenPage, shapes: P
 
 
 def test_boxes_can_be_hidden_and_do_not_stay_for_the_next_picture(
-    url: str, open_page: OpenPage, shapes: Path
+    page_of_pocket: PageOfPocket, shapes: Path
 ) -> None:
-    page = open_page(url)
+    page = page_of_pocket()
     choose(page, shapes)
     detect(page)
     page.get_by_role("button", name="Hide the boxes").click()
@@ -193,9 +193,9 @@ def test_boxes_can_be_hidden_and_do_not_stay_for_the_next_picture(
     expect(page.locator(".box")).to_have_count(0)
 
 
-def test_nothing_found_and_labels_are_text(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_nothing_found_and_labels_are_text(page_of: PageOf, shapes: Path) -> None:
     service = FakeService(Script(("[]",)))
-    page = open_page(serve(service))
+    page = page_of(service)
     choose(page, shapes)
     detect(page)
     expect(page.locator("#detect-summary")).to_have_text("Nothing found.")
@@ -225,12 +225,10 @@ def test_labels_stay_on_the_picture(serve: Serve, open_page: OpenPage, shapes: P
         assert rect["y"] >= frame["y"] - 3
 
 
-def test_a_crowd_shows_only_the_label_that_is_pointed_at(
-    serve: Serve, open_page: OpenPage, shapes: Path
-) -> None:
+def test_a_crowd_shows_only_the_label_that_is_pointed_at(page_of: PageOf, shapes: Path) -> None:
     boxes = [[50 * index, 400, 50 * index + 40, 500] for index in range(13)]
     words = json.dumps([{"bbox_2d": box, "label": "cup"} for box in boxes])
-    page = open_page(serve(FakeService(Script((words,)))))
+    page = page_of(FakeService(Script((words,))))
     choose(page, shapes)
     detect(page)
     expect(page.locator(".box")).to_have_count(13)

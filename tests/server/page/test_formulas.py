@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, take_sample
+from tests.server.page.conftest import OpenPage, PageOf, answers, ask, take_sample
 
 ANSWER = r"""The area is $A = \pi r^2$, and \(x_1\) is its root.
 
@@ -96,16 +96,16 @@ HOSTILE = [
 ]
 
 
-def answered(serve: Serve, open_page: OpenPage, text: str) -> Locator:
-    page = open_page(serve(FakeService(Script((text[: len(text) // 2], text[len(text) // 2 :])))))
+def answered(page_of: PageOf, text: str) -> Locator:
+    page = page_of(FakeService(Script((text[: len(text) // 2], text[len(text) // 2 :]))))
     take_sample(page, "Shapes")
     ask(page, "What is it?")
     expect(answers(page)).to_have_count(1)
     return answers(page)
 
 
-def test_formulas_become_mathml(serve: Serve, open_page: OpenPage) -> None:
-    answer = answered(serve, open_page, ANSWER)
+def test_formulas_become_mathml(page_of: PageOf) -> None:
+    answer = answered(page_of, ANSWER)
     expect(answer.locator("math")).to_have_count(8)
     expect(answer.locator(".formula-source")).to_have_count(0)
     expect(answer.locator("p > .formula msup").first).to_have_text("r2")
@@ -120,9 +120,9 @@ def test_formulas_become_mathml(serve: Serve, open_page: OpenPage) -> None:
     assert tall["height"] > 40  # a sum over its limits, drawn as one
 
 
-def test_a_wide_formula_scrolls_by_itself(serve: Serve, open_page: OpenPage) -> None:
+def test_a_wide_formula_scrolls_by_itself(page_of: PageOf) -> None:
     wide = " + ".join(rf"\frac{{a_{{{index}}}}}{{b}}" for index in range(60))
-    block = answered(serve, open_page, f"$$\n{wide}\n$$").locator(".formula.block")
+    block = answered(page_of, f"$$\n{wide}\n$$").locator(".formula.block")
     assert block.evaluate("(node) => node.scrollWidth > node.clientWidth")
     block.focus()
     block.press("ArrowRight")

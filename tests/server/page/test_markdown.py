@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, take_sample
+from tests.server.page.conftest import OpenPage, PageOf, PageOfPocket, Serve, answers, ask, take_sample
 
 ANSWER = """# Title
 
@@ -111,17 +111,17 @@ GROW = """async (pieces) => {
 }"""
 
 
-def answered(serve: Serve, open_page: OpenPage, text: str) -> Page:
+def answered(page_of: PageOf, text: str) -> Page:
     """The page after an answer."""
-    page = open_page(serve(FakeService(Script((text,)))))
+    page = page_of(FakeService(Script((text,))))
     take_sample(page, "Shapes")
     ask(page, "What is it?")
     expect(answers(page)).to_have_count(1)
     return page
 
 
-def test_markdown_becomes_elements(serve: Serve, open_page: OpenPage) -> None:
-    page = answered(serve, open_page, ANSWER)
+def test_markdown_becomes_elements(page_of: PageOf) -> None:
+    page = answered(page_of, ANSWER)
     answer = answers(page)
     expect(answer.locator("h3")).to_have_text("Title")
     expect(answer.locator("strong")).to_have_text("bold")
@@ -143,10 +143,10 @@ def test_markdown_becomes_elements(serve: Serve, open_page: OpenPage) -> None:
         assert link.get_attribute("target") == "_blank"
 
 
-def test_what_is_hostile_stays_text(serve: Serve, open_page: OpenPage) -> None:
+def test_what_is_hostile_stays_text(page_of: PageOf) -> None:
     asked_elsewhere = []
     service = FakeService(Script((HOSTILE,)))
-    page = open_page(serve(service))
+    page = page_of(service)
     page.on("request", lambda request: "127.0.0.1" in request.url or asked_elsewhere.append(request.url))
     take_sample(page, "Shapes")
     ask(page, HOSTILE)
@@ -164,8 +164,8 @@ def test_what_is_hostile_stays_text(serve: Serve, open_page: OpenPage) -> None:
     assert [url for url in asked_elsewhere if not url.startswith("blob:")] == []
 
 
-def test_a_hundred_thousand_hostile_characters_do_not_freeze_the_page(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)
+def test_a_hundred_thousand_hostile_characters_do_not_freeze_the_page(page_of_pocket: PageOfPocket) -> None:
+    page = page_of_pocket()
     made = page.evaluate(MEASURE, TOO_MUCH)
     assert set(made) == set(TOO_MUCH)
     assert max(each["count"] for each in made.values()) <= 50_000
@@ -182,7 +182,7 @@ def test_hostile_text_that_streams_does_not_freeze_the_page(url: str, open_page:
     assert shown == [SIZE, SIZE, SIZE]
 
 
-def test_blocks_that_are_complete_stay_the_elements_that_they_are(serve: Serve, open_page: OpenPage) -> None:
+def test_blocks_that_are_complete_stay_the_elements_that_they_are(page_of: PageOf) -> None:
     words = [
         "First *paragraph*.",
         "\n\n",
@@ -191,7 +191,7 @@ def test_blocks_that_are_complete_stay_the_elements_that_they_are(serve: Serve, 
         "\n\nLast",
         *[f" word{count}" for count in range(90_000)],
     ]
-    page = open_page(serve(FakeService(Script(tuple(words), wait_s=0.02))))
+    page = page_of(FakeService(Script(tuple(words), wait_s=0.02)))
     take_sample(page, "Shapes")
     ask(page, "Go on")
     busy = page.locator(".turn.busy .turn-text")
@@ -206,9 +206,9 @@ def test_blocks_that_are_complete_stay_the_elements_that_they_are(serve: Serve, 
     expect(answers(page).locator("li")).to_have_text(["a", "b"])
 
 
-def test_an_address_that_comes_after_its_link(serve: Serve, open_page: OpenPage) -> None:
+def test_an_address_that_comes_after_its_link(page_of: PageOf) -> None:
     pieces = ("See [here][1].\n\n", "More.\n\n", "[1]: https://example.org/late\n")
-    page = open_page(serve(FakeService(Script(pieces, wait_s=0.2))))
+    page = page_of(FakeService(Script(pieces, wait_s=0.2)))
     take_sample(page, "Shapes")
     ask(page, "Go on")
     expect(answers(page).locator("a")).to_have_attribute("href", "https://example.org/late")
@@ -228,7 +228,9 @@ def test_code_and_answers_are_copied(serve: Serve, open_page: OpenPage) -> None:
 
 
 def test_copying_where_the_browser_has_no_clipboard_for_the_page(serve: Serve, open_page: OpenPage) -> None:
-    page = answered(serve, open_page, "Some words.")  # as over plain HTTP from another machine
+    page = open_page(serve(FakeService(Script(("Some words.",)))))  # as over plain HTTP from another machine
+    ask(page, "What is it?")
+    expect(answers(page)).to_have_count(1)
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     button = page.locator(".turn.assistant .copy")
     button.click()
@@ -272,9 +274,9 @@ def test_reasoning_is_folded_and_not_sent_back(serve: Serve, open_page: OpenPage
     assert "I think" not in sent[1]
 
 
-def test_reasoning_in_the_answer_itself_is_folded_too(serve: Serve, open_page: OpenPage) -> None:
+def test_reasoning_in_the_answer_itself_is_folded_too(page_of: PageOf) -> None:
     service = FakeService()
-    page = open_page(serve(service))
+    page = page_of(service)
     take_sample(page, "Shapes")
     texts = ("<think>Hm.</think>\n\nYes.", "Hm.\n</think>\n\nYes.", "<think>Hm.")
     for count, text in enumerate(texts, 1):

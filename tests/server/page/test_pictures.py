@@ -25,6 +25,7 @@ from tests.server.live import live
 from tests.server.page.conftest import (
     ALL_WRITTEN,
     OpenPage,
+    PageOf,
     Serve,
     answers,
     ask,
@@ -72,9 +73,9 @@ def colors(message: Any) -> list[tuple[int, ...]]:
     return [part.image.getpixel((5, 5)) for part in message.content if isinstance(part, Picture)]
 
 
-def test_three_pictures_go_with_one_question(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+def test_three_pictures_go_with_one_question(page_of: PageOf, tmp_path: Path) -> None:
     service = FakeService()
-    page = open_page(serve(service))
+    page = page_of(service)
     for color in ("red", "lime"):
         (tmp_path / f"{color}.png").write_bytes(png(color))
     page.set_input_files("#file", [tmp_path / "red.png", tmp_path / "lime.png"])
@@ -106,9 +107,9 @@ def test_three_pictures_go_with_one_question(serve: Serve, open_page: OpenPage, 
     assert colors(second) == [(0, 255, 0)]
 
 
-def test_tasks_can_be_about_the_picture_on_the_stage_alone(serve: Serve, open_page: OpenPage) -> None:
+def test_tasks_can_be_about_the_picture_on_the_stage_alone(page_of: PageOf) -> None:
     service = FakeService()
-    page = open_page(serve(service))
+    page = page_of(service)
     page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, "red", "lime")})
     expect(page.locator("#picture-facts")).to_contain_text("lime.png")
     page.get_by_role("button", name="Show picture 1: red.png").click()
@@ -128,8 +129,8 @@ def test_tasks_can_be_about_the_picture_on_the_stage_alone(serve: Serve, open_pa
     take_sample(page, "Sign")  # the samples are back
 
 
-def test_no_more_than_sixteen_go_with_one_question(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(FakeService()))
+def test_no_more_than_sixteen_go_with_one_question(page_of: PageOf) -> None:
+    page = page_of(FakeService())
     page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, *["red"] * 17)})
     expect(page.locator("#picture-error")).to_have_text(
         "red.png is one too many: at most 16 pictures go with one question."
@@ -137,8 +138,8 @@ def test_no_more_than_sixteen_go_with_one_question(serve: Serve, open_page: Open
     expect(page.locator("#tray li")).to_have_count(16)
 
 
-def test_many_files_give_one_message(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
-    page = open_page(serve(FakeService()))
+def test_many_files_give_one_message(page_of: PageOf, tmp_path: Path) -> None:
+    page = page_of(FakeService())
     paths = [tmp_path / f"{index}.png" for index in range(20)]
     for path in paths:
         path.write_bytes(png("red"))
@@ -534,11 +535,9 @@ def test_an_animation_goes_as_it_is(
             assert shown.image.getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_boxes_are_over_a_still_and_what_is_missing_is_named(
-    serve: Serve, open_page: OpenPage, tmp_path: Path
-) -> None:
+def test_boxes_are_over_a_still_and_what_is_missing_is_named(page_of: PageOf, tmp_path: Path) -> None:
     box = '[{"bbox_2d": [100, 100, 600, 900], "label": "Red cat"}]'
-    page = open_page(serve(FakeService(Script((box,)))))
+    page = page_of(FakeService(Script((box,))))
     (tmp_path / "moves.gif").write_bytes(animation())
     choose(page, tmp_path / "moves.gif")
     tab(page, "Detect")

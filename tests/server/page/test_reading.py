@@ -3,7 +3,7 @@
 from playwright.sync_api import Page, expect
 
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, reload, take_sample
+from tests.server.page.conftest import PageOf, answers, ask, reload, take_sample
 
 LONG = tuple(f"Paragraph {index} of a long answer.\n\n" for index in range(60))
 AT_END = "(node) => node.scrollHeight - node.scrollTop - node.clientHeight < 2"
@@ -16,8 +16,8 @@ def until_it_is(page: Page, condition: str) -> None:
     page.wait_for_function(condition, arg=page.locator("#transcript").element_handle())
 
 
-def test_a_long_answer_is_read_from_its_beginning(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(FakeService(Script(LONG))))
+def test_a_long_answer_is_read_from_its_beginning(page_of: PageOf) -> None:
+    page = page_of(FakeService(Script(LONG)))
     take_sample(page, "Shapes")
     ask(page, "First?")
     expect(answers(page)).to_have_count(1)
@@ -33,8 +33,8 @@ def test_a_long_answer_is_read_from_its_beginning(serve: Serve, open_page: OpenP
     until_it_is(page, QUESTION_ON_TOP)
 
 
-def test_a_button_leads_to_the_end(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(FakeService(Script(LONG))))
+def test_a_button_leads_to_the_end(page_of: PageOf) -> None:
+    page = page_of(FakeService(Script(LONG)))
     button = page.get_by_role("button", name="To the end")
     expect(button).to_be_hidden()
     take_sample(page, "Shapes")
@@ -49,9 +49,9 @@ def test_a_button_leads_to_the_end(serve: Serve, open_page: OpenPage) -> None:
     expect(button).to_be_visible()
 
 
-def test_who_is_at_the_end_is_kept_there(serve: Serve, open_page: OpenPage) -> None:
+def test_who_is_at_the_end_is_kept_there(page_of: PageOf) -> None:
     service = FakeService(Script((*LONG, "The very last.", "."), wait_s=0.02))
-    page = open_page(serve(service))
+    page = page_of(service)
     take_sample(page, "Shapes")
     ask(page, "First?")
     page.get_by_role("button", name="To the end").click()
@@ -60,9 +60,9 @@ def test_who_is_at_the_end_is_kept_there(serve: Serve, open_page: OpenPage) -> N
     until_it_is(page, AT_END)
 
 
-def test_who_reads_elsewhere_is_left_alone(serve: Serve, open_page: OpenPage) -> None:
+def test_who_reads_elsewhere_is_left_alone(page_of: PageOf) -> None:
     service = FakeService(Script((*LONG, "The end."), wait_s=0.02))
-    page = open_page(serve(service))
+    page = page_of(service)
     take_sample(page, "Shapes")
     ask(page, "First?")
     expect(page.get_by_role("button", name="To the end")).to_be_visible()

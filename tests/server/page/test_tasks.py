@@ -11,7 +11,17 @@ from snugvl.errors import RequestError
 from tests.patience import PATIENCE_S, until
 from tests.photographs import photograph
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, choose, detect, provoked, tab, take_sample
+from tests.server.page.conftest import (
+    OpenPage,
+    PageOf,
+    PageOfPocket,
+    Serve,
+    choose,
+    detect,
+    provoked,
+    tab,
+    take_sample,
+)
 
 SCENE = {
     "summary": "Two cups on a table.",
@@ -23,8 +33,8 @@ SCENE = {
 
 
 @pytest.mark.extended
-def test_pocket_captions_short_and_detailed(url: str, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(url)
+def test_pocket_captions_short_and_detailed(url: str, page_of_pocket: PageOfPocket, shapes: Path) -> None:
+    page = page_of_pocket()
     choose(page, shapes)
     tab(page, "Caption")
     said = []
@@ -43,11 +53,11 @@ def test_pocket_captions_short_and_detailed(url: str, open_page: OpenPage, shape
 
 
 def test_the_page_shows_that_pocket_knows_no_photographs(
-    url: str, open_page: OpenPage, tmp_path: Path
+    page_of_pocket: PageOfPocket, tmp_path: Path
 ) -> None:
     file = tmp_path / "tree.png"
     photograph(96, 64).save(file)
-    page = open_page(url)
+    page = page_of_pocket()
     choose(page, file)
     tab(page, "Caption")
     page.get_by_role("button", name="Caption the picture").click()
@@ -58,9 +68,9 @@ def test_the_page_shows_that_pocket_knows_no_photographs(
     expect(page.locator(".turn-note").last).to_contain_text("looks like a photograph")
 
 
-def test_a_caption_grows_and_can_be_stopped(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_a_caption_grows_and_can_be_stopped(page_of: PageOf, shapes: Path) -> None:
     service = FakeService(Script(tuple(f"word{index} " for index in range(100_000)), wait_s=0.02))
-    page = open_page(serve(service))
+    page = page_of(service)
     choose(page, shapes)
     tab(page, "Caption")
     page.get_by_role("button", name="Caption the picture").click()
@@ -71,8 +81,8 @@ def test_a_caption_grows_and_can_be_stopped(serve: Serve, open_page: OpenPage, s
     expect(page.locator("#running")).to_have_text("0")
 
 
-def test_a_scene_with_all_its_parts(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
-    page = open_page(serve(FakeService(Script((json.dumps(SCENE),)))))
+def test_a_scene_with_all_its_parts(page_of: PageOf, shapes: Path) -> None:
+    page = page_of(FakeService(Script((json.dumps(SCENE),))))
     choose(page, shapes)
     tab(page, "Scene")
     page.get_by_role("button", name="Analyse").click()
@@ -84,8 +94,8 @@ def test_a_scene_with_all_its_parts(serve: Serve, open_page: OpenPage, shapes: P
     expect(result.locator("li")).to_have_text(lines)
 
 
-def test_pocket_analyses_a_sample(url: str, open_page: OpenPage) -> None:
-    page = open_page(url)
+def test_pocket_analyses_a_sample(page_of_pocket: PageOfPocket) -> None:
+    page = page_of_pocket()
     take_sample(page, "Garden")
     tab(page, "Scene")
     page.get_by_role("button", name="Analyse").click()
@@ -115,9 +125,9 @@ def test_a_result_that_breaks_off_is_said_in_words(
 
 
 def test_an_answer_that_is_no_scene_is_said_to_be_none(
-    serve: Serve, open_page: OpenPage, shapes: Path, problems: list[str]
+    page_of: PageOf, shapes: Path, problems: list[str]
 ) -> None:
-    page = open_page(serve(FakeService(Script(("I would rather not.",)))))
+    page = page_of(FakeService(Script(("I would rather not.",))))
     choose(page, shapes)
     tab(page, "Scene")
     page.get_by_role("button", name="Analyse").click()
@@ -126,10 +136,8 @@ def test_an_answer_that_is_no_scene_is_said_to_be_none(
     provoked(problems, "502")
 
 
-def test_results_of_one_picture_do_not_stay_for_the_next(
-    serve: Serve, open_page: OpenPage, shapes: Path
-) -> None:
-    page = open_page(serve(FakeService(Script(("A caption.",)))))
+def test_results_of_one_picture_do_not_stay_for_the_next(page_of: PageOf, shapes: Path) -> None:
+    page = page_of(FakeService(Script(("A caption.",))))
     choose(page, shapes)
     tab(page, "Caption")
     page.get_by_role("button", name="Caption the picture").click()
@@ -150,8 +158,7 @@ def test_results_of_one_picture_do_not_stay_for_the_next(
 )
 @pytest.mark.sample('Detect-Find objects-[{"bbox_2d": [1, 1, 500, 500], "label": "cup"}]-cup')
 def test_every_picture_has_its_result(
-    serve: Serve,
-    open_page: OpenPage,
+    page_of: PageOf,
     shapes: Path,
     problems: list[str],
     name: str,
@@ -165,7 +172,7 @@ def test_every_picture_has_its_result(
         if len(service.requests) == 1
         else Script((answer,))
     )
-    page = open_page(serve(service))
+    page = page_of(service)
     paths = [shapes, shapes.with_name("second.png"), shapes.with_name("third.png")]
     for path in paths:
         path.write_bytes(shapes.read_bytes())
@@ -185,9 +192,9 @@ def test_every_picture_has_its_result(
     provoked(problems, "400")
 
 
-def test_boxes_of_several_pictures(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_boxes_of_several_pictures(page_of: PageOf, shapes: Path) -> None:
     words = json.dumps([{"bbox_2d": [100, 100, 500, 500], "label": "cup"}])
-    page = open_page(serve(FakeService(Script((words,)))))
+    page = page_of(FakeService(Script((words,))))
     other = shapes.with_name("other.png")
     other.write_bytes(shapes.read_bytes())
     page.set_input_files("#file", [shapes, other])
