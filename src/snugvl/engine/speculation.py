@@ -37,9 +37,11 @@ A choice with a grammar has a mask for each row: of drafts those count that its 
 other, and for whose masks there is time. What it forces comes at once anyway.
 
 `auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
-the better, and now and then looks again at the other. A step takes from when the tokens before it are read
-until its own are: one that ran ahead of the host takes what it adds, and one with drafts, which can't, pays
-for that. The first ones don't count: kernels are compiled then, and CUDA graphs captured.
+the better, and now and then looks again at the other, some steps in a row. A step takes from when the tokens
+before it are read until its own are: one that ran ahead of the host takes what it adds, and one with drafts,
+which can't, pays for that, as does the one behind it. The first ones don't count: kernels are compiled
+then, and CUDA graphs captured. It keeps a budget, too: drafts may lose 1 % of the time of the steps without
+them, and a part of what they have brought before. Where that is spent there are none for a while.
 """
 
 import time
@@ -68,6 +70,10 @@ KEPT: Final = 15  # measurements that count
 AGAIN: Final = 64  # steps after which there is one of the kind that lost
 MASKS_S: Final = 0.002  # that the masks behind a step's drafts may take
 GAIN: Final = 1.03  # what drafts must bring, beyond what they cost, to be preferred
+LOOK: Final = 3  # steps in a row of the kind that lost
+LOSS: Final = 0.01  # of the time of steps without drafts, that those with drafts may lose
+SPARE: Final = 32  # usual steps' time that they may lose later, at most, where they have brought more
+WORST: Final = 8  # usual steps' time that one of them is taken to lose, at most: others use the machine, too
 
 
 class Speculation:
@@ -294,7 +300,11 @@ def _room(chunk: Chunk) -> int:
 
 @dataclass(slots=True)
 class Payoff:
-    """Times and tokens of steps of about as many streams, with drafts and without."""
+    """Times and tokens of steps of about as many streams, with drafts and without.
+
+    Seconds are those of one stream. A step without drafts behind one with drafts doesn't run ahead: its time
+    is no measurement of either kind, and what it takes beyond the usual time is charged to the drafts.
+    """
 
     _seconds: tuple[deque[float], deque[float]] = field(
         default_factory=lambda: (deque(maxlen=KEPT), deque(maxlen=KEPT))
@@ -302,21 +312,40 @@ class Payoff:
     _tokens: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _first: list[int] = field(default_factory=lambda: [FIRST, FIRST])
     _since: list[int] = field(default_factory=lambda: [0, 0])  # steps, since the last one of the kind
+    _last: bool = False  # whether the last step had drafts
+    _row: int = 0  # steps of that kind in a row
+    _budget: float = 0.0  # seconds that drafts have brought, and those that they may lose
 
     def note(self, drafted: bool, seconds: float, tokens: int, streams: int) -> None:
         """A step took so long, for so many tokens."""
+        each, behind = seconds / streams, self._last and not drafted
+        self._row = self._row + 1 if drafted == self._last else 1
+        self._last = drafted
         self._since[drafted], self._since[not drafted] = 0, self._since[not drafted] + 1
         if self._first[drafted]:
             self._first[drafted] -= 1
             return
-        self._seconds[drafted].append(seconds / streams)
+        if not behind:
+            self._seconds[drafted].append(each)
         if drafted:
             self._tokens.append(tokens / streams)
+        if len(self._seconds[False]) < FEW:
+            return
+        usual = median(self._seconds[False])
+        brought = max(tokens / streams * usual - each, -WORST * usual) if drafted or behind else LOSS * usual
+        self._budget = min(self._budget + brought, SPARE * usual)
 
     def try_drafts(self) -> bool:
         """Whether the next step is to have drafts, if there are any."""
         without, with_drafts = self._seconds
         if len(with_drafts) < FEW or len(without) < FEW:
-            return len(with_drafts) <= len(without)
-        better = fmean(self._tokens) * median(without) > GAIN * median(with_drafts)
-        return better != (self._since[not better] >= AGAIN)
+            return len(without) >= FEW
+        if self._budget < 0:
+            return False
+        cost = median(with_drafts)
+        brings = fmean(self._tokens) * median(without) - cost
+        better = brings > (GAIN - 1) * cost
+        if self._last != better and self._row < LOOK:
+            return self._last  # it has just begun to look at the other kind
+        affordable = better or self._budget + LOOK * brings >= 0
+        return better != (affordable and self._since[not better] >= AGAIN)
