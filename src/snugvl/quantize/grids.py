@@ -26,15 +26,7 @@ BLOCKS: Final[tuple[GgmlType, ...]] = ("Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "
 MINIMA: Final = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")  # those whose groups have a zero point of their own
 LEVELS: Final[Mapping[GgmlType, int]] = {"Q4_K": 63, "Q5_K": 63, "Q6_K": 127}  # the largest scale
 LEAST: Final = 2.0**-24  # an f16 above 0
-STARTS: Final = (
-    -0.9,
-    -0.6,
-    -0.3,
-    0.0,
-    0.3,
-    0.6,
-    0.9,
-)  # steps more than codes have, between least and largest weight
+STARTS: Final = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)  # added to the number of steps between codes
 ROUNDS: Final = 2  # of fitting lines from each
 
 
