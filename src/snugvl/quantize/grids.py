@@ -14,7 +14,6 @@ Our own format (`models/own_format.py`) keeps a group's scale and zero point in 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 import torch
@@ -27,7 +26,8 @@ BLOCKS: Final[tuple[GgmlType, ...]] = ("Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "
 MINIMA: Final = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")  # those whose groups have a zero point of their own
 LEVELS: Final[Mapping[GgmlType, int]] = {"Q4_K": 63, "Q5_K": 63, "Q6_K": 127}  # the largest scale
 LEAST: Final = 2.0**-24  # an f16 above 0
-ROUNDS: Final = 4  # of fitting lines
+STARTS: Final = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)  # added to the number of steps between codes
+ROUNDS: Final = 2  # of fitting lines from each
 
 
 class Lines(NamedTuple):
@@ -106,8 +106,7 @@ class Grid(NamedTuple):
             least = 1 if self.middle is None else -most
             count = (scale / unit).round().clamp(least, most)
             return unit * torch.where(count == 0, 1, count)
-        kept = scale.to(torch.bfloat16 if self.block is None else torch.float16).float()
-        return torch.where(kept == 0, LEAST, kept)
+        return _above_0(scale.to(torch.bfloat16 if self.block is None else torch.float16).float())
 
     def zero(self, zero: torch.Tensor, scale: torch.Tensor, low_unit: torch.Tensor | None) -> torch.Tensor:
         """The zero points nearest to these that can be stored beside such scales."""
@@ -123,46 +122,40 @@ class Grid(NamedTuple):
         return low / scale
 
     def _blocks(self, values: torch.Tensor, squares: torch.Tensor) -> Lines:
-        """Lines that blocks have: in turns codes are rounded and the lines through them are fitted; the best
-        of each block count."""
+        """Lines that blocks have: from several starts on, in turns codes are rounded and the line through
+        them is fitted; the best line of each group counts, and is stored."""
         rows, columns = values.shape
         wide = values.view(rows, -1, self.group)
         share = shares_of(squares, columns, self.group, wide.device)
-        mean = (wide * share).sum(-1)
-        if self.middle is None:  # the code `at` means `point`
-            point = wide.amin(-1).clamp(max=0)
-            scale, at = (wide.amax(-1) - point) / self.most, torch.zeros_like(point)
+        mean, low = (wide * share).sum(-1), wide.amin(-1).clamp(max=0)
+        if self.middle is None:
+            span, steps = wide.amax(-1) - low, self.most
         else:  # what is largest in size is code 0
-            largest = wide.gather(-1, wide.abs().argmax(-1, keepdim=True))[..., 0]
-            scale, at, point = (
-                largest / -self.middle,
-                torch.full_like(mean, self.middle),
-                torch.zeros_like(mean),
-            )
-        best, least = self._line(scale, at, point), torch.full_like(mean, torch.inf)
-        for _ in range(ROUNDS + 1):
-            lines = self._line(scale, at, point)
-            codes = self.codes(wide, lines.scale[..., None], lines.zero[..., None])
-            error = (
-                (codes - lines.zero[..., None]).mul_(lines.scale[..., None]).sub_(wide).square_().mul_(share)
-            )
-            error = self._together(error.sum(-1).view(rows, -1, self._groups).sum(-1))
-            better = error < least
-            best = joined((lines, best), partial(_chosen, better))
-            least = torch.minimum(error, least)
-            if self.middle is None:
-                at, point = (codes * share).sum(-1), mean
-            codes -= at[..., None]
-            spread = (codes.square() * share).sum(-1)
-            slope = codes.mul_(wide).mul_(share).sum(-1) / spread.clamp(min=1e-12)
-            scale = torch.where(slope * lines.scale.sign() > LEAST, slope, lines.scale)
-        return best
-
-    def _line(self, scale: torch.Tensor, at: torch.Tensor, point: torch.Tensor) -> Lines:
-        """The lines nearest to those of such scales by which the code `at` means `point`."""
-        unit = self._unit(scale)
-        scale = self.scale(scale, unit)
-        zero = at - point / scale
+            span = -wide.gather(-1, wide.abs().argmax(-1, keepdim=True))[..., 0]
+            steps, fixed = self.middle, torch.full_like(mean, self.middle)
+        best = least = torch.full_like(mean, torch.inf)
+        kept = torch.zeros_like(mean)
+        for start in STARTS:
+            scale = span / (steps + start)
+            zero = -low / _above_0(scale) if self.middle is None else fixed
+            for _ in range(ROUNDS + 1):
+                scale = _above_0(scale)
+                codes = self.codes(wide, scale[..., None], zero[..., None])
+                error = (
+                    (codes - zero[..., None]).mul_(scale[..., None]).sub_(wide).square_().mul_(share).sum(-1)
+                )
+                best, kept = torch.where(error < least, scale, best), torch.where(error < least, zero, kept)
+                least = torch.minimum(error, least)
+                at = (codes * share).sum(-1) if self.middle is None else fixed
+                codes -= at[..., None]
+                spread = (codes.square() * share).sum(-1)
+                slope = codes.mul_(wide).mul_(share).sum(-1) / spread.clamp(min=1e-12)
+                scale = torch.where(slope * scale.sign() > LEAST, slope, scale)
+                zero = at - mean / scale if self.middle is None else fixed
+        unit = self._unit(best)
+        scale = self.scale(best, unit)
+        # The middle code keeps its meaning, whatever its scale has become.
+        zero = self.most / 2 - (self.most / 2 - kept) * best / scale
         low_unit = self._unit((zero * scale).clamp(min=0)) if self.middle is None else None
         return Lines(scale, self.zero(zero, scale, low_unit), unit, low_unit)
 
@@ -170,21 +163,16 @@ class Grid(NamedTuple):
         """The nearest codes of values, as floats."""
         return (values / scale).add_(zero).round_().clamp_(0, self.most)
 
-    @property
-    def _groups(self) -> int:
-        """Groups of a block."""
-        return 1 if self.block is None else LAYOUTS[self.block].block // self.group
-
-    def _together(self, of_blocks: torch.Tensor) -> torch.Tensor:
-        return of_blocks.repeat_interleave(self._groups, -1)
-
     def _unit(self, sizes: torch.Tensor) -> torch.Tensor | None:
         """The units of groups whose scales, or minima, are of these sizes, `[rows, groups]`."""
         if self.block is None or self.block not in LEVELS:
             return None
-        most = sizes.abs().view(len(sizes), -1, self._groups).amax(-1)
-        return self._together((most / LEVELS[self.block]).half().float().clamp(min=LEAST))
+        groups = LAYOUTS[self.block].block // self.group
+        most = sizes.abs().view(len(sizes), -1, groups).amax(-1)
+        unit = (most / LEVELS[self.block]).half().float().clamp(min=LEAST)
+        return unit.repeat_interleave(groups, -1)
 
 
-def _chosen(first: torch.Tensor, pair: list[torch.Tensor]) -> torch.Tensor:
-    return torch.where(first, pair[0], pair[1])
+def _above_0(scale: torch.Tensor) -> torch.Tensor:
+    """Scales, the smallest one instead of none."""
+    return torch.where(scale == 0, LEAST, scale)
