@@ -1,4 +1,4 @@
-"""What runs in the next step, and on which blocks.
+"""The next step: which tokens are computed, and on which blocks.
 
 A step holds at most `max_batched_tokens` tokens, filled in this order:
 

@@ -135,7 +135,7 @@ class PredictingNetwork(Network, Protocol):
         cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """See `models.predictor.Predictor.forward`; `ids` `[tokens]` int64 are the tokens that follow."""
+        """See `models.networks.Predictor.forward`; `ids` `[tokens]` int64 are the tokens that follow."""
         ...
 
     def draft(self, predicted: torch.Tensor) -> torch.Tensor:

@@ -160,7 +160,7 @@ def places(
 def apart(
     starts: torch.Tensor, lengths: torch.Tensor, tables: torch.Tensor, tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each of `tokens` sees, and its sequence's table: see `set_apart`."""
+    """Length of the context of each of `tokens`, and its sequence's table: see `set_apart`."""
     sequences, width = tables.shape
     seen = torch.empty(tokens, dtype=torch.int32, device=tables.device)
     rows = torch.empty(tokens, width, dtype=torch.int32, device=tables.device)

@@ -357,7 +357,7 @@ def attend(
     lengths: torch.Tensor,
     landing: tuple[torch.Tensor, torch.Tensor, int] | None = None,
 ) -> torch.Tensor:
-    """What a batch finds, normed and gated, `[tokens, value_heads · value_dim]`; its states move on.
+    """The output for a batch, normed and gated, `[tokens, value_heads · value_dim]`; its states move on.
 
     Args:
         projected: `[tokens, channels + value_heads · value_dim]`: queries, keys and values, then gates. Of it

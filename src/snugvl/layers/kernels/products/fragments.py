@@ -39,7 +39,7 @@ def mma(rows: str, inputs: tuple[int, int], before: str) -> str:
 
 
 def takes(integers: int, floats: int = 0) -> tl.constexpr:
-    """What the assembly gives, four sums, and takes."""
+    """Constraints of the assembly: four sums come out, and all else goes in."""
     return tl.constexpr(",".join(["=&f"] * 4 + ["r"] * integers + ["f"] * floats))
 
 
@@ -132,7 +132,7 @@ def _halved(v, thread, STEP: tl.constexpr, T: tl.constexpr, R: tl.constexpr):
 
 @triton.jit
 def _other(v, STEP: tl.constexpr):
-    """What the lane STEP away has."""
+    """The value of the lane STEP away."""
     return tl.inline_asm_elementwise(_OTHER, "=f,f,r", [v, STEP], dtype=tl.float32, is_pure=True, pack=1)
 
 
@@ -183,7 +183,7 @@ def beside(
     bias, residual, first, N, R: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
 ):  # fmt: skip
-    """What is added to the rows' products `[R]`, and to the outputs from `first` on; asked for early."""
+    """Terms added to the rows' products `[R]`, and to the outputs from `first` on; asked for early."""
     outputs: tl.constexpr = R // 2 if SWIGLU else R
     r = tl.arange(0, R)
     shift = tl.load(bias + first + r % outputs + r // outputs * N).to(tl.float32) if HAS_BIAS else 0.0
@@ -196,7 +196,7 @@ def finish(
     y, shift, added, out, first, kind: tl.constexpr, R: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
 ):  # fmt: skip
-    """What comes after the product `y` `[R]`, to `out` from `first` on."""
+    """Write what comes after the product `y` `[R]` to `out` from `first` on."""
     outputs: tl.constexpr = R // 2 if SWIGLU else R
     if HAS_BIAS:
         y += shift

@@ -48,7 +48,7 @@ def _operand(value, kind: tl.constexpr):
 
 @triton.jit
 def _factor(kind: tl.constexpr):
-    """What a product must be multiplied with where the network's type is `kind`."""
+    """Factor that a product must be multiplied with where the network's type is `kind`."""
     if kind == tl.bfloat16:
         return 16.0
     return 1.0

@@ -73,7 +73,7 @@ def _four(words):
 
 @triton.jit
 def loaded(at, mask, EVEN: tl.constexpr):
-    """What is in place, or 0; `EVEN`: all of it is, and a mask would cost more than it saves."""
+    """Values that are in place, else 0; `EVEN`: all of it is, and a mask would cost more than it saves."""
     if EVEN:
         return tl.load(at)
     return tl.load(at, mask=mask, other=0)

@@ -125,7 +125,7 @@ def _eight(words, kind: tl.constexpr, ASSEMBLY: tl.constexpr):
 
 @triton.jit
 def unpacked_factor(FORMAT: tl.constexpr, ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr):
-    """What `unpacked` numbers must be multiplied with."""
+    """Factor that `unpacked` numbers must be multiplied with."""
     if FORMAT != FP8:
         return 1.0
     if ASSEMBLY:

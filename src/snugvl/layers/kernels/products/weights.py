@@ -55,7 +55,7 @@ def e4m3_to_f16(raw, NATIVE: tl.constexpr):
 
 @triton.jit
 def e4m3_factor(NATIVE: tl.constexpr):
-    """What `e4m3_to_f16` must be multiplied with."""
+    """Factor that the result of `e4m3_to_f16` must be multiplied with."""
     if NATIVE:
         return 1.0
     return 256.0
