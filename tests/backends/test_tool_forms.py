@@ -73,6 +73,7 @@ def test_a_call_in_the_models_form(tmp_path: Path, backend: Any, name: str, toke
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
+@pytest.mark.sample("native")
 def test_a_call_where_the_template_shows_no_tools(tmp_path: Path, backend: Any) -> None:
     with snugvl.load(with_template(tmp_path, PLAIN), device="cpu", backend=backend) as model:
         assert not model.capabilities.tools

@@ -84,7 +84,7 @@ def _read(terminal: int) -> bytes:
     ],
     ids=["all of a plan", "plan", "doctor", "an error"],
 )
-@pytest.mark.sample("all of a plan", "an error")
+@pytest.mark.sample("all of a plan")
 def test_a_pseudo_terminal(args: tuple[str, ...], widths: list[int]) -> None:
     wide = on_a_terminal(1000, *args)
     assert len(words(wide)) > 5

@@ -222,6 +222,7 @@ def test_compared_is_of_what_torch_found_finite() -> None:
     ],
     ids=["torch's memory", "the driver's memory", "a full disk", "the C compiler"],
 )
+@pytest.mark.sample("the driver's memory", "a full disk")
 def test_what_isnt_a_kernels_fault_withdraws_none(
     error: Exception, verdict: str, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def greedy(theirs: Any, case: Prompt) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample("qwen3_5_moe")
 def test_64_greedy_tokens_alone_and_in_company(family: str, made: Any) -> None:
     """With a picture; in chunks of seven tokens, preempted, and beside others."""
     folder = made(Options(family))

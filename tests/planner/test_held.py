@@ -80,6 +80,7 @@ def plan_here(gpu: str, **more: str) -> tuple[Plan, str]:
 
 
 @pytest.mark.parametrize("place", ["Ollama", "LM Studio", "llama.cpp"])
+@pytest.mark.sample("Ollama")
 def test_what_is_on_the_disk_is_recommended_where_nothing_is_better(
     home: Path, files: dict[str, tuple[Path, Path]], place: str
 ) -> None:

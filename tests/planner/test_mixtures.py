@@ -54,6 +54,12 @@ HELD = [row for row in ROWS if row.published and (row.card != "RTX 5070" or row.
 @pytest.mark.parametrize(
     "row", HELD, ids=lambda row: f"{row.card} {row.experts} {row.whole} {row.model[-6:]}"
 )
+@pytest.mark.sample(
+    "RTX 4060 Ti 8GB None False Q4_K_M",
+    "RTX 5070 48 False Q4_K_M",
+    "RTX 5070 None True Q4_K_M",
+    "RTX 5060 Ti 16GB 14 False Q4_K_M",
+)
 def test_speed_is_what_people_publish(row: Row) -> None:
     """With the split of their commands; where nobody said the kind of host memory, by one that is sold."""
     speed = predicted(row).speed

@@ -247,6 +247,7 @@ PLACEMENTS = {
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.sample("layers on disk", "host memory")
 def test_a_placement_is_followed_and_changes_no_answer(name: str, folder: Path) -> None:
     loaded = load_engine(folder, device="cpu", context=512, dtype="float32", placement=PLACEMENTS[name])
     model = loaded.backend._engine.model
