@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 from typer.main import get_command
 
-from snugvl import errors
+from snugvl import errors, load
 from snugvl.cli.app import app, run
+from snugvl.core.folders import leave_removed_folder
 from snugvl.server.settings import checked
 from tests.cli.conftest import NOTE
 from tests.command import Ran
@@ -318,3 +319,19 @@ def test_a_context_that_is_too_short_is_answered_about_the_context(
         "at most 49 fit; send smaller pictures (--max-pixels), or give a larger --context\n"
     )
     assert snugvl("caption", pictures / "a.png", "--quiet").err.endswith("smaller pictures (--max-pixels)\n")
+
+
+def test_a_current_folder_that_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's linear algebra ends the process there, with an exit code of its own."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run(["list"]) == errors.InputError.exit_code
+    assert "the current folder can't be found" in capsys.readouterr().err
+    with pytest.raises(errors.InputError, match="cd to one that is there"):
+        load("pocket")
+    leave_removed_folder()  # as an engine that is started again does
+    assert Path.cwd() == Path("/")

@@ -15,6 +15,7 @@ from PIL import Image
 
 import snugvl
 from snugvl import AsyncClient, Client, Message, SamplingParams, errors, user
+from snugvl.cli.app import run
 from snugvl.client import connection
 from snugvl.client.connection import Sockets, address_of
 from snugvl.core.messages import Picture, Text, Video
@@ -357,3 +358,24 @@ def test_a_proxys_answer_is_told_by_its_status(
     with Client(raw.url, max_retries=0) as client, pytest.raises(snugvl.SnugvlError) as caught:
         client.caption(PICTURE)
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("127.0.0.1:8123", "http://127.0.0.1:8123"), (":8000/v1", "http://127.0.0.1:8000"),
+        ("HTTPS://box/v1/", "https://box"), ("http://[::1]:80", "http://[::1]:80"),
+        *((wrong, None) for wrong in ("http://127.0.0.1:99999", "http://127.0.0.1:0", "http://[::1", "http://:80",
+          "http://a b", "http://h/?x=1", "ftp://h", "localhost", "")),
+    ],
+)  # fmt: skip
+def test_what_is_a_servers_address(given: str, url: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Port 99999 had been tried, and `snugvl serve --port 99999` recommended."""
+    if url is not None:
+        assert address_of(given).root == url
+        return
+    with pytest.raises(snugvl.RequestError, match="is not the address of a server; give one such as http"):
+        address_of(given)
+    if given:  # as a variable that is empty, it stands for none
+        assert run(["caption", "x.png", "--server", given]) == 2
+        assert "is not the address of a server" in capsys.readouterr().err

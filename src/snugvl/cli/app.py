@@ -34,6 +34,7 @@ from snugvl.cli import (
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.running import explained
 from snugvl.cli.terminal import INTERRUPTED, ClosedPipe, plainly, say, trace, warnings_said
+from snugvl.core.folders import check_current_folder
 from snugvl.errors import RequestTooLarge, SnugvlError
 from snugvl.version import __version__
 
@@ -84,6 +85,7 @@ def _root(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
     elif context.invoked_subcommand != "config":  # which must run to mend a bad file
+        check_current_folder()
         context.default_map = config.defaults(context)
 
 

@@ -13,6 +13,7 @@ import typer
 
 from snugvl.cli import options
 from snugvl.cli.terminal import SOME_FAILED, ended_like_ctrl_c, printable, say, write
+from snugvl.core.folders import write_named
 from snugvl.core.options import LoadOptions, typed
 from snugvl.errors import EngineError
 
@@ -177,7 +178,7 @@ def _put(result: BenchmarkResult, json: Path | None, tell: Tell) -> None:
     if json is not None:
         from snugvl.bench.result import to_json
 
-        json.write_text(to_json(result), encoding="utf-8")
+        write_named(json, to_json(result))
         tell(f"every request's times are in {json}")
     _print(report(result))
 

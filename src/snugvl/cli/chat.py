@@ -16,6 +16,7 @@ import typer
 from snugvl.cli import options, session, sources
 from snugvl.cli.records import Job
 from snugvl.cli.terminal import flow, printable, say, several, show, write
+from snugvl.core.folders import write_named
 from snugvl.errors import InputError, RequestTooLarge, SnugvlError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class ChatSession:
             raise InputError("there is nothing to save yet")
         if path.exists():
             raise InputError(f"{path} exists; name a new file")
-        path.write_text("\n\n".join(turn.markdown(path) for turn in self.turns) + "\n", encoding="utf-8")
+        write_named(path, "\n\n".join(turn.markdown(path) for turn in self.turns) + "\n")
 
     def load(self, path: Path) -> None:
         """Go on with a conversation that `save` wrote, in any folder, instead of the present one.

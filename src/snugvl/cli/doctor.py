@@ -13,6 +13,7 @@ import typer
 from snugvl.cli import options
 from snugvl.cli.options import DEFAULT_MODEL, MachineChoice, machine_from
 from snugvl.cli.terminal import printable, say, write, write_json
+from snugvl.core.folders import write_named
 from snugvl.core.sizes import format_size
 from snugvl.core.wrapping import columns, styled, wrapped
 from snugvl.errors import EngineError, InputError
@@ -153,7 +154,7 @@ def _report_to(path: Path, machine: Machine) -> None:
         write(printable(text))
         return
     try:
-        path.write_text(text, encoding="utf-8")
+        write_named(path, text)
     except OSError as error:
         raise InputError(f"{path} can't be written: {error.strerror or error}") from None
     say(f"wrote {path}; it has no name of a person, a folder or a model: read it before you attach it")
@@ -194,7 +195,7 @@ def _explain(log: str, *, json: bool) -> None:
 def _record(machine: Machine, path: Path) -> None:
     from snugvl.hardware.machine import record
 
-    path.write_text(record(machine), encoding="utf-8")
+    write_named(path, record(machine))
     say(f"wrote {path}; it names the processes that hold GPU memory")
 
 

@@ -39,7 +39,7 @@ def address(value: str | None) -> str | None:
         typer.BadParameter: it is no address.
     """
     found = None if value is None else http_address(value)
-    if found is not None and not found.startswith(("http://", "https://")):
+    if value is not None and found is None:
         raise typer.BadParameter(
             f"{value!r} is not the address of a server; give one such as http://127.0.0.1:8000"
         )

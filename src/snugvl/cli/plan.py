@@ -12,6 +12,7 @@ import typer
 from snugvl.cli import options
 from snugvl.cli.options import MachineChoice, machine_from
 from snugvl.cli.terminal import printable, say
+from snugvl.core.folders import write_named
 from snugvl.core.formats import Floor
 from snugvl.core.options import LoadOptions
 from snugvl.errors import DoesNotFit
@@ -146,9 +147,7 @@ def _save(plan: Plan, machine: Machine, path: Path) -> None:
     from snugvl.planner.report.document import document
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(document(plan, machine, _measured(machine)), indent=2) + "\n", encoding="utf-8"
-    )
+    write_named(path, json.dumps(document(plan, machine, _measured(machine)), indent=2) + "\n")
     run = f"; run it with: snugvl serve --plan {shlex.quote(str(path))}" if plan.choice else ""
     say(f"the plan is in {path}{run}")
 

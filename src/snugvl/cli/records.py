@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from snugvl.cli.sources import STDIN
 from snugvl.cli.terminal import printable, show, write
-from snugvl.core.folders import write_whole
+from snugvl.core.folders import named, write_whole
 from snugvl.core.wrapping import columns, styled
 from snugvl.errors import InputError, OutputError
 
@@ -287,6 +287,7 @@ class JsonLines:
         self._task = task
         self._model = model
         self._file: IO[str] | None = None
+        self._path = path or Path()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8")
@@ -296,15 +297,17 @@ class JsonLines:
         if self._file is None:
             write(line)
             return
-        self._file.write(line)
-        self._file.flush()
+        with named(self._path):
+            self._file.write(line)
+            self._file.flush()
 
     def __enter__(self) -> JsonLines:
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._file:
-            self._file.close()
+            with named(self._path):
+                self._file.close()
 
 
 class Gathered:

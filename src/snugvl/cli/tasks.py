@@ -16,6 +16,7 @@ import typer
 from snugvl.cli import batch, options, records, sources
 from snugvl.cli.records import Gathered, Job, Opener, Outcome, Task, each
 from snugvl.cli.terminal import say, several, write
+from snugvl.core.folders import write_named
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def _gathering(
             assert output is not None
             output.mkdir(parents=True, exist_ok=True)
             for file, text in export.yolo(items, names).items():
-                (output / file).write_text(text, encoding="utf-8")
+                write_named(output / file, text)
             told()
             return
         text = export.coco(items, names) if chosen == "coco" else export.table(items)
@@ -297,7 +298,7 @@ def _gathering(
             write(text)
         else:
             output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(text, encoding="utf-8")
+            write_named(output, text)
             told()
 
     return lambda: Gathered(finish)

@@ -83,13 +83,12 @@ def address_of(url: str) -> Address:
     if not isinstance(given, str):
         example = f"http://127.0.0.1:{given}" if isinstance(given, int) else DEFAULT_URL
         raise WrongType(f"the address is {given!r}, not a string such as {example!r}", field="base_url")
-    root = http_address(url.strip()).rstrip("/").removesuffix("/v1").rstrip("/")
+    root = (http_address(url) or "").rstrip("/").removesuffix("/v1").rstrip("/")
     try:
-        parsed = httpx.URL(root)
+        host = httpx.URL(root).host
     except httpx.InvalidURL:
-        parsed = httpx.URL("")
-    odd = not parsed.host or parsed.query or parsed.fragment or len(root.split()) != 1
-    if parsed.scheme not in ("http", "https") or odd:
+        host = ""
+    if not host:
         raise RequestError(
             f"{url!r} is not the address of a server; give one such as {DEFAULT_URL}", field="base_url"
         )

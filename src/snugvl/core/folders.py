@@ -3,9 +3,33 @@ takes longer than a plan. And where we keep what we have found out, by which of 
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+from snugvl.errors import InputError
+
+
+def check_current_folder() -> None:
+    """Refuse to work in a folder that has been removed: the linear algebra of torch ends the process there.
+
+    Raises:
+        InputError: with the way out.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        why = f"the current folder can't be found ({error.strerror}); cd to one that is there"
+        raise InputError(why) from None
+
+
+def leave_removed_folder() -> None:
+    """Go to the root of the file system if the current folder has been removed while a server runs."""
+    try:
+        Path.cwd()
+    except OSError:
+        os.chdir("/")
 
 
 def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
@@ -46,3 +70,34 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     except BaseException:
         copy.unlink(missing_ok=True)
         raise
+
+
+def write_named(path: Path, text: str) -> None:
+    """Write a file that a user named, whole or not at all.
+
+    What is there and no plain file (`/dev/stdout`), or in a folder where none can be made, is written to.
+
+    Raises:
+        OSError: with that name.
+    """
+    with named(path):
+        if (path.is_file() or not path.exists()) and os.access(path.parent, os.W_OK):
+            write_whole(path.resolve(), lambda draft: _write_as(draft, text, path))
+        else:
+            path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Give the errors of writing to an open file its name, such as that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+
+
+def _write_as(draft: Path, text: str, path: Path) -> None:
+    """Write to `draft`, with the mode of the file that it will replace."""
+    draft.write_text(text, encoding="utf-8")
+    if path.exists():
+        draft.chmod(path.stat().st_mode)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from snugvl.backends.preparers import GivenUp, Preparation, Preparers
 from snugvl.backends.process import wire
 from snugvl.backends.process.wire import Channel, EngineChoice, Event
+from snugvl.core.folders import leave_removed_folder
 from snugvl.core.ledger import Ledger
 from snugvl.core.messages import GoOn, Request, Text, user
 from snugvl.core.options import Progress
@@ -104,6 +105,7 @@ def run(channel: Channel, load: Loader, prepare: Callable[[], None] | None = Non
     # Whoever prepares a picture lets go of the interpreter this soon when the engine's thread wants it: a GPU
     # idles meanwhile. Python's own 5 ms are as long as two decode steps.
     sys.setswitchinterval(SWITCH_S)
+    leave_removed_folder()  # where torch's linear algebra would end this process
     recorder = Recorder()
     mark("process runs")
     if prepare is not None:
