@@ -21,7 +21,7 @@ from snugvl.engine.engine import Engine
 from snugvl.layers.ggml import LAYOUTS
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import load_model
-from snugvl.quantize import passes, rounding
+from snugvl.quantize import gguf_output, grids, passes, rounding
 from snugvl.quantize.grids import BLOCKS, Grid
 from snugvl.quantize.rounding import Moments, Rounded, rounded
 from tests import checkpoints, gguf_models, hybrid, text_checkpoints
@@ -115,6 +115,22 @@ def test_descent_in_blocks_loses_less_with_every_round(kind: Any, monkeypatch: p
     assert lost[1] >= lost[2] >= lost[3]
     plain = rounded(values, grid_of(kind), moments, compensate=False).values() - values
     assert lost[3] < float(((plain @ rounding._damped(moments)) * plain).sum())
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q4_0"])
+def test_lines_that_are_sought_from_several_starts_lose_less(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = torch.randn(64, 512, generator=torch.Generator().manual_seed(2))
+    lost = []
+    for starts in ((0.0,), grids.STARTS):
+        monkeypatch.setattr(grids, "STARTS", starts)
+        moments = Moments(512, CPU)
+        moments.add(torch.eye(512))
+        lost.append(
+            float((rounded(values, grid_of(kind), moments, compensate=False).values() - values).norm())
+        )
+    assert lost[1] < 0.985 * lost[0]
 
 
 def test_columns_in_another_order_are_rounded_as_neighbours_there() -> None:
@@ -241,6 +257,23 @@ def test_llama_cpp_answers_the_same(quantize: Run, files: Path, tmp_path: Path, 
         assert len(theirs) == 24
         assert file != wide or theirs == ours[:24]
     assert len(set(ours)) > 3
+
+
+def test_nothing_is_left_where_the_disk_is_full(
+    quantize: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def full(*_: Any) -> None:
+        assert any(place.iterdir()), "the header is there"
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf_output.GgufWriter, "finish", full)
+    ran = quantize(place / "out", "--format", "gguf", model=source(tmp_path / "made", "qwen3"))
+    assert ran.code == 3
+    assert "can't be written: No space left" in ran.err
+    assert not any(place.iterdir())
 
 
 def test_text_is_cut_as_the_tokenizer_says() -> None:
