@@ -110,7 +110,7 @@ class Moments:
             self.lost.addmm_(lacking.float().T, x)
 
     def ordered(self, order: torch.Tensor) -> "Moments":
-        """The same of the columns in another order."""
+        """Second moments of the columns in another order, `[columns]`."""
         made = copy(self)
         made.sums = self.sums[order][:, order]
         made.lost = None if self.lost is None else self.lost[:, order]
