@@ -289,6 +289,7 @@ def test_greedy_choices_are_checked_instead_of_masked_and_repeated_where_that_fa
         return original(asked, *more, **named)
 
     monkeypatch.setattr(masks, "make", make)
+    monkeypatch.setattr(masks, "SLOW_S", -1.0)  # as if each took long
     drawn: dict[str, object] = {"temperature": 1.0, "seed": 5}
     asked = [
         request(str(i), [i, 1 + i % 3], max_tokens=44, stop_ids=[0], **drawn if i == 2 else {})

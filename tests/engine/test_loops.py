@@ -126,6 +126,7 @@ def test_both_loops_say_the_same(
         patch.setattr(speculation, "NgramProposer", Often)
         patch.setattr(runner, "LEAST_LONG_RUN", 2)
         patch.setattr(masks, "WAIT_S", 0.0 if late else PATIENCE_S)  # however busy this machine is
+        patch.setattr(masks, "SLOW_S", -1.0)  # choices without masks, as where these take long
         if late:
             patch.setattr(masks, "QUICK_S", 0.0)  # threads make them all
         for fast in (False, True):

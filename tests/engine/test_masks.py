@@ -14,6 +14,8 @@ from snugvl.engine.sampling.grammar import KEPT_OPENINGS, GrammarState, Openings
 from snugvl.engine.sampling.masks import (
     PART_S,
     QUICK_S,
+    SLOW_COUNTS,
+    SLOW_S,
     Mask,
     MaskPace,
     MaskThreads,
@@ -323,7 +325,7 @@ def test_a_wide_mask_opens_the_next_choice_which_is_checked() -> None:
     """After tokens that were refused one after the other there are masks for a while."""
     rule, threads = Rule(lambda seen: set(range(48)) - {7}), MaskThreads(1, 48)
     for may_open in (False, True):
-        mask = Mask(rule.start(), threads, MaskPace(), may_open=may_open)
+        mask = Mask(rule.start(), threads, MaskPace(slow=2 * SLOW_COUNTS), may_open=may_open)
         mask.accept(3)
         mask.wait()
         assert mask.open == may_open
@@ -362,6 +364,21 @@ def test_a_wide_mask_opens_the_next_choice_which_is_checked() -> None:
     mask.wait()
     mask.write(bits)
     assert bits[0] != -1
+
+
+def test_choices_have_masks_until_several_of_late_were_slow() -> None:
+    rule, threads, pace = Rule(lambda seen: set(range(48)) - {7}), MaskThreads(1, 48), MaskPace()
+    mask = Mask(rule.start(), threads, pace, may_open=True)
+    mask.wait()
+    for seconds, opens in ((SLOW_S / 2, False), (2 * SLOW_S, False), (2 * SLOW_S, True)):
+        pace.note(seconds)
+        assert pace.spares == opens
+    mask.accept(3)
+    assert mask.open
+    for _ in range(SLOW_COUNTS):
+        assert pace.spares
+        pace.note(SLOW_S / 2)
+    assert not pace.spares
 
 
 class Fixed:

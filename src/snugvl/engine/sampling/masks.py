@@ -18,7 +18,8 @@ the engine need not compute one to get the next (`choosing.forced_tokens`):
 Where a mask allows nearly everything, as within a string, the next token is chosen without one: the
 likeliest of all, which is also the likeliest of the allowed ones if it is allowed. The state says whether it
 is when the token is read; if not, the mask is made, and the choice repeated from the same logits
-(`choosing.py`). So greedy answers need few of the masks that take long, those shortly before a `maxLength`.
+(`choosing.py`). So greedy answers need few of the masks that take long, those shortly before a `maxLength`;
+where masks are quick, each is made: a refused token costs its answer a step.
 
 Drafted tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
 has started with the drafts that the grammar takes; those behind accepted drafts aren't made again.
@@ -54,6 +55,8 @@ SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks ar
 MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
 FIRST_WORDS = 64  # of a mask, which say of most that they allow more than one token
 FORCING_S = 0.005  # after so long it looks no further
+SLOW_S = 0.0004  # of a mask, such as one shortly before a `maxLength`; others take a quarter of it at most
+SLOW_COUNTS = 32  # masks for which one that was slow counts
 WIDE = 0.95  # of a mask's words allow some token where nearly all tokens are allowed
 MOST_REST = 5  # doublings of the tokens for which a choice has masks after several that it chose in vain
 PART_S = 0.0005  # of masks that are made together, for which another processor is woken
@@ -134,11 +137,20 @@ class MaskPace:
 
     seconds: float = QUICK_S
     known: bool = False
+    slow: int = 0  # masks for which a slow one is still remembered
 
     def note(self, seconds: float) -> None:
         """Note that a mask took so many seconds."""
         self.seconds = max(seconds, 0.75 * self.seconds) if self.known else seconds
         self.known = True
+        self.slow = (
+            min(self.slow + SLOW_COUNTS, 2 * SLOW_COUNTS) if seconds > SLOW_S else max(self.slow - 1, 0)
+        )
+
+    @property
+    def spares(self) -> bool:
+        """Whether several masks of late were so slow that a choice which may be in vain costs less."""
+        return self.slow > SLOW_COUNTS
 
 
 class MaskThreads(Turns):
@@ -351,7 +363,12 @@ class Mask:
             return
         self._foreseen.clear()
         self._rest -= self._rest > 0
-        if self._may_open and not self._rest and np.count_nonzero(self._bits) > WIDE * self.words:
+        if (
+            self._may_open
+            and self.pace.spares
+            and not self._rest
+            and np.count_nonzero(self._bits) > WIDE * self.words
+        ):
             self.state.accept(token)
             self.open = True
             return
