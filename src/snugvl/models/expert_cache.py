@@ -176,7 +176,7 @@ class ExpertCache:
 
 
 class SlotState:
-    """What is known of a layer's slots, in one tensor, on the host or on the GPU.
+    """Facts of a layer's slots, in one tensor, on the host or on the GPU.
 
     Attributes:
         flat: all of it, int32.

@@ -1,4 +1,4 @@
-"""What `snugvl quantize --format gguf` writes: OUT/NAME.gguf, and OUT/mmproj-NAME.gguf where the model sees.
+"""The files of `snugvl quantize --format gguf`: OUT/NAME.gguf, and OUT/mmproj-NAME.gguf where the model sees.
 
 The decoder's rounded matrices are blocks that meet the wished bits; the embedding, the head and what else is
 multiplied with are Q8_0, the vision tower is in 16 bits, norms are in 32. Nothing else has to be there: our

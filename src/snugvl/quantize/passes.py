@@ -65,7 +65,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What is rounded, and how.
+    """The matrices that are rounded, and how.
 
     Attributes:
         grids: the grid of each matrix.

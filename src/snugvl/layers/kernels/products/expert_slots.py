@@ -6,7 +6,7 @@ An expert that has no slot takes that of the lowest score, and none of those tha
 where it is: page-locked host memory is part of the GPU's addresses. No number goes to the host, so the
 experts of a step are known to nobody else, and a CUDA graph may hold both kernels.
 
-What is known of a layer's slots is `models/expert_cache.py`'s `SlotState`.
+Which expert has which slot is kept in `models/expert_cache.py`'s `SlotState`.
 """
 
 import torch
