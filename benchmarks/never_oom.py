@@ -23,6 +23,7 @@ The first lines say what the driver takes in the engine's process beside torch's
 import argparse
 import asyncio
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -200,6 +201,7 @@ def measure(argument: str, life: str, chosen: argparse.Namespace) -> dict[str, A
     device: Device = chosen.device
     options = ["--weights", weights, "--context", str(chosen.context), "--device", device]
     options += ["--memory", f"{chosen.free_mib}MiB"] if device == "cpu" else []
+    options += shlex.split(chosen.serve)
     runs: list[dict[str, Any]] = []
     with (
         Neighbour(device) as neighbour,
@@ -262,12 +264,14 @@ def main() -> None:
     parser.add_argument(
         "--untold", action="store_true", help="NVML names no process's memory, as under WSL2."
     )
+    parser.add_argument("--serve", default="", help='More options of the server: --serve="--experts cpu".')
+    parser.add_argument("--lives", nargs="+", choices=LIVES, default=LIVES)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     results: list[dict[str, Any]] = []
     for argument in chosen.models:
         with tempfile.TemporaryDirectory() as folder:
-            for life in LIVES:
+            for life in chosen.lives:
                 try:
                     with environment(**variables(folder, chosen.unseen, untold=chosen.untold)):
                         results.append(measure(argument, life, chosen))
