@@ -37,7 +37,7 @@ from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, mask_threa
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
 from snugvl.engine.sequence import Sequence, State
 from snugvl.engine.speculation import Speculation
-from snugvl.errors import QueueFull, RequestError
+from snugvl.errors import EngineError, QueueFull, RequestError, SnugvlError
 from snugvl.models.batch import Network
 
 
@@ -204,6 +204,16 @@ class Engine:
                     self._in_flight = launched
                 else:
                     self._process(launched, outputs)
+
+    def reset(self, error: SnugvlError | None = None) -> list[TokenOutput]:
+        """End every request that has started with `error` and go on with an empty cache.
+
+        Those that still wait for their first step stay in the queue.
+        """
+        self._in_flight = None
+        return self._recovery.reset(
+            error or EngineError("the engine was reset while this request was running")
+        )
 
     def close(self) -> None:
         """Give back network, cache and graphs; running requests end without outputs. Safe to call twice."""
