@@ -250,7 +250,11 @@ def test_what_was_tampered_with_is_refused(problem: str, fives: Path, tmp_path: 
             CheckpointError,
             "has narrowest matrices of 5 bits, but its config.json says int4",
         ),
-        ({"quant_method": "snug"}, UnsupportedModel, "'snug'; fp8, compressed-tensors, awq, gptq, auto-round and snugvl"),
+        (
+            {"quant_method": "snug"},
+            UnsupportedModel,
+            "'snug'; fp8, compressed-tensors, awq, gptq, auto",
+        ),
     ],
 )
 def test_a_configuration_that_says_something_else(
