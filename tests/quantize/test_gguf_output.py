@@ -146,7 +146,9 @@ def test_columns_in_another_order_are_rounded_as_neighbours_there() -> None:
     assert torch.equal(made.values()[:, order], there.values())
 
 
+# Families of the same orders of rows; `eight_bits` below has each.
 @pytest.mark.parametrize("name", [*MODELS, "qwen3vl", "qwen35"])
+@pytest.mark.sample("qwen3vl", "qwen35")
 def test_our_engine_reads_what_was_rounded(
     quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -230,6 +232,7 @@ def sorted_rows(values: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", [*MODELS, "qwen35"])
+@pytest.mark.sample("llama", "qwen35")
 def test_llama_cpp_answers_the_same(quantize: Run, files: Path, tmp_path: Path, name: str) -> None:
     """The blocks' values in float32, as llama.cpp rounds activations beside blocks; those load there, too."""
     pytest.importorskip("xllamacpp")
