@@ -17,10 +17,14 @@ from tests.engine.toy import Toy
 
 
 class Result:
-    """A run that has finished. The next one writes over its logits, as a graph does."""
+    """A run that has finished, but whose tokens are only looked at when asked for."""
 
     def __init__(self, logits: torch.Tensor, bits: torch.Tensor | None = None) -> None:
-        self.logits, self.tokens = logits, likeliest(logits, bits)
+        self.logits, self.bits = logits, bits
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return likeliest(self.logits, self.bits)
 
     def results(self) -> list[Sampled]:
         return [Sampled(token if token >= 0 else None) for token in self.tokens.tolist()]
@@ -36,8 +40,7 @@ class EagerGraphs(DecodeGraphs):
         super().__init__(
             engine.model, engine._cache, engine.config.max_model_len, runner.graph_cache, hidden=hidden
         )
-        self.started = self.followed = self.repeated = 0
-        self.buffers: dict[int, torch.Tensor] = {}  # of logits, by rows
+        self.started = self.followed = 0
 
     def ensure(self, sequences: int) -> bool:
         return True
@@ -69,11 +72,6 @@ class EagerGraphs(DecodeGraphs):
         self.feed(result.tokens)
         return result
 
-    def repeat(self, count: int, rows: torch.Tensor) -> None:
-        self.repeated += len(rows)
-        for row in rows.tolist():
-            self.lengths[row] -= 1
-
     def feed(self, tokens: torch.Tensor) -> None:
         self.ids = tokens.clamp(min=0)
 
@@ -99,8 +97,8 @@ class EagerGraphs(DecodeGraphs):
         logits = self._model.forward(batch, self._cache)
         self.ids = logits.argmax(-1)
         self.lengths = [length + 1 for length in self.lengths]
-        self.logits = self.buffers.setdefault(len(logits), torch.empty_like(logits)).copy_(logits)
-        return Result(self.logits)
+        self.logits = logits
+        return Result(logits)
 
 
 def engine_with(graphs: bool, model: Toy | None = None, **config: int) -> tuple[Engine, EagerGraphs | None]:

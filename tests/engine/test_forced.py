@@ -19,7 +19,6 @@ from snugvl.engine.batch import Unread
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.sampling import masks
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_FORCED, WAIT_S, MaskPace
 from snugvl.engine.scheduler import Chunk, Schedule
@@ -266,57 +265,6 @@ def test_a_grammar_that_breaks_after_forced_tokens_gives_them_first() -> None:
     assert finish(engine)["a", 0] == [10, 11, 12, "error"]
 
 
-def narrowing(seen: tuple[int, ...]) -> set[int]:
-    """Nearly all but the last tokens; of every eight, less and less, and then the end of a word."""
-    left = 7 - len(seen) % 8
-    if not left:
-        return {1 + seen[-1] % 3}
-    return set(range(0 if len(seen) > 40 else 1, 42 if left > 2 else 14 * left)) - {*seen[-9:]}
-
-
-@pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("late", [0, 3])
-def test_greedy_choices_are_checked_instead_of_masked_and_repeated_where_that_fails(
-    late: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Alone, and beside others that take masks or have no grammar. A recurrent state takes no token twice."""
-    made = 0
-    original = masks.make
-
-    def make(asked: Sequence[masks.Asked], *more: Any, **named: Any) -> float:
-        nonlocal made
-        made += len(asked)
-        return original(asked, *more, **named)
-
-    monkeypatch.setattr(masks, "make", make)
-    monkeypatch.setattr(masks, "SLOW_S", -1.0)  # as if each took long
-    drawn: dict[str, object] = {"temperature": 1.0, "seed": 5}
-    asked = [
-        request(str(i), [i, 1 + i % 3], max_tokens=44, stop_ids=[0], **drawn if i == 2 else {})
-        for i in range(1, 6)
-    ]
-    for model, company in ((Toy, True), (Toy, False), (HybridToy, True)):
-        found, needed = [], []
-        for fast in (False, True):
-            made, outputs = 0, list[TokenOutput]()
-            engine, eager = engine_with(fast, model(), num_blocks=200, max_num_seqs=10, max_batched_tokens=64)
-            for each in asked if company else asked[2:]:
-                engine.add(replace(each, grammar=Rule(narrowing)))
-                for _ in range(late):
-                    outputs += engine.step()
-            if company:
-                engine.add(request("free", [4, 2], max_tokens=30))
-            found.append(finish(engine, outputs))
-            needed.append(made)
-        assert found[0] == found[1]
-        assert eager is not None
-        if model is Toy:
-            assert eager.repeated > 5
-            assert needed[1] < 0.9 * needed[0]
-        else:
-            assert eager.repeated == 0
-
-
 class Late(GrammarState):
     """Free; the mask after `at` tokens takes until `go`."""
 
@@ -354,12 +302,11 @@ def by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("by_threads")
 def test_whose_mask_is_late_waits_alone_though_its_step_has_begun() -> None:
-    drawn: dict[str, object] = {"max_tokens": 12, "temperature": 0.5, "seed": 3}  # which takes masks
-    right = finish_alone(request("slow", [3, 1, 4], **drawn))
+    right = finish_alone(request("slow", [3, 1, 4], max_tokens=12))
     engine, eager = engine_with(True)
     assert eager is not None
     late = Late(5)
-    engine.add(replace(request("slow", [3, 1, 4], **drawn), grammar=late))
+    engine.add(replace(request("slow", [3, 1, 4], max_tokens=12), grammar=late))
     engine.add(request("other", [9, 2], max_tokens=60))
     outputs: list[TokenOutput] = []
     while sum(output.request_id == "other" for output in outputs) < 20:
@@ -388,7 +335,7 @@ def test_masks_that_always_take_long_keep_nobody_from_running_ahead() -> None:
     for pace, runs in ((Long(2 * PATIENCE_S), False), (Long(0.0), True)):
         engine, eager = engine_with(True)
         assert eager is not None
-        engine.add(typed("a", [3, 1, 4], temperature=0.5, seed=3))
+        engine.add(typed("a", [3, 1, 4]))
         mask = engine._requests["a"][0].grammar
         assert mask is not None
         mask.pace = pace

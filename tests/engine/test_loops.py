@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import event, given
@@ -12,11 +11,10 @@ from hypothesis import strategies as st
 from snugvl.engine import runner, snapshots, speculation
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.sampling import masks
 from snugvl.errors import RequestTooLarge
 from tests.draws import draws
 from tests.engine.eager import EagerGraphs, engine_with, request
-from tests.engine.test_grammar import END, RULES, Rule
+from tests.engine.test_grammar import END, Rule, phrases
 from tests.engine.toy import POISON, HybridToy, Toy
 from tests.patience import PATIENCE_S
 
@@ -32,10 +30,7 @@ SAMPLING: tuple[dict[str, object], ...] = (
     {"logprobs": 3, "n": 2},
 )
 REQUESTS = st.tuples(
-    st.integers(0, len(PROMPTS) - 1),
-    st.sampled_from([1, 2, 9, 24]),
-    st.sampled_from(SAMPLING),
-    st.sampled_from(RULES),
+    st.integers(0, len(PROMPTS) - 1), st.sampled_from([1, 2, 9, 24]), st.sampled_from(SAMPLING), st.booleans()
 )
 ACTIONS = st.one_of(
     st.tuples(st.just("add"), REQUESTS),
@@ -56,9 +51,9 @@ class Often(speculation.NgramProposer):
         return super().propose(most) or ends[-1:] * min(most, 2)
 
 
-def asked(name: str, which: int, count: int, sampling: dict[str, object], rule: Any) -> EngineRequest:
+def asked(name: str, which: int, count: int, sampling: dict[str, object], typed: bool) -> EngineRequest:
     each = request(name, list(PROMPTS[which]), **{"max_tokens": count, **sampling})
-    return replace(each, grammar=Rule(rule), stop_ids=each.stop_ids | {END}) if rule else each
+    return replace(each, grammar=Rule(phrases), stop_ids=each.stop_ids | {END}) if typed else each
 
 
 def played(engine: Engine, script: Script) -> Said:
@@ -111,34 +106,27 @@ def played(engine: Engine, script: Script) -> Said:
     blocks=st.integers(10, 20),
     slots=st.integers(2, 5),
     more=st.integers(0, 12),
-    late=st.booleans(),
 )
 @pytest.mark.sample("off-attention", "ngram-states")
 def test_both_loops_say_the_same(
-    kind: str, drafts: str, script: Script, blocks: int, slots: int, more: int, late: bool
+    kind: str, drafts: str, script: Script, blocks: int, slots: int, more: int
 ) -> None:
-    """`late`: no mask is waited for where its token can be computed again."""
     sizes = {"num_blocks": blocks, "max_model_len": 4 * blocks, "max_num_seqs": slots}
     sizes |= {"max_batched_tokens": slots + more, "state_snapshots": 3}
-    found, ahead, repeated = [], 0, 0
+    found, ahead = [], 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(snapshots, "SPACING", 1)
         patch.setattr(speculation, "NgramProposer", Often)
         patch.setattr(runner, "LEAST_LONG_RUN", 2)
-        patch.setattr(masks, "WAIT_S", 0.0 if late else PATIENCE_S)  # however busy this machine is
-        patch.setattr(masks, "SLOW_S", -1.0)  # choices without masks, as where these take long
-        if late:
-            patch.setattr(masks, "QUICK_S", 0.0)  # threads make them all
+        patch.setattr("snugvl.engine.sampling.masks.WAIT_S", PATIENCE_S)  # however busy this machine is
         for fast in (False, True):
             engine, graphs = engine_with(fast, MODELS[kind], speculation=drafts, **sizes)
             assert isinstance(graphs, EagerGraphs) == fast
             found.append(played(engine, script))
             assert engine.stats.free_blocks == blocks
             ahead += 0 if graphs is None else graphs.followed
-            repeated += 0 if graphs is None else graphs.repeated
     plain, quick = found
     event(f"runs ahead: {ahead > 0}")
-    event(f"repeats a choice: {repeated > 0}")
     for each in plain.keys() | quick.keys():
         (tokens, end), (others, other_end) = plain.get(each, ([], "abort")), quick.get(each, ([], "abort"))
         common = min(len(tokens), len(others))

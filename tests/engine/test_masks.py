@@ -14,8 +14,6 @@ from snugvl.engine.sampling.grammar import KEPT_OPENINGS, GrammarState, Openings
 from snugvl.engine.sampling.masks import (
     PART_S,
     QUICK_S,
-    SLOW_COUNTS,
-    SLOW_S,
     Mask,
     MaskPace,
     MaskThreads,
@@ -24,7 +22,6 @@ from snugvl.engine.sampling.masks import (
     settle,
 )
 from snugvl.errors import EngineError
-from tests.engine.test_grammar import Rule
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.masks import spend
 from tests.patience import PATIENCE_S, until
@@ -319,66 +316,6 @@ def test_what_was_dropped_is_not_made_with_the_others() -> None:
     masks[1].drop()
     settle(masks[::2], threads)
     assert quick.together == [2]
-
-
-def test_a_wide_mask_opens_the_next_choice_which_is_checked() -> None:
-    """After tokens that were refused one after the other there are masks for a while."""
-    rule, threads = Rule(lambda seen: set(range(48)) - {7}), MaskThreads(1, 48)
-    for may_open in (False, True):
-        mask = Mask(rule.start(), threads, MaskPace(slow=2 * SLOW_COUNTS), may_open=may_open)
-        mask.accept(3)
-        mask.wait()
-        assert mask.open == may_open
-    bits = np.zeros(2, dtype=np.int32)
-    seen = [3]
-
-    def chosen(token: int) -> None:
-        assert not mask.refuses(token)
-        mask.accept(token)
-        seen.append(token)
-        mask.wait()
-
-    def refused() -> None:
-        mask.write(bits)
-        assert bits.tolist() == [-1, -1]
-        assert mask.refuses(7)
-        assert not mask.open
-        mask.wait()
-        mask.write(bits)
-        assert bits.view(np.uint32).tolist() == [2**32 - 1 - (1 << 7), 2**16 - 1]
-
-    chosen(5)
-    refused()
-    chosen(8)
-    assert mask.open, "once is no reason"
-    chosen(9)
-    for rest in (0, 4, 8):
-        refused()
-        for _ in range(rest):
-            chosen(11)
-            assert mask.open == (_ == rest - 1)
-        if not rest:
-            chosen(11)
-    assert rule.log[-1] == seen, "the state has each token once"
-    mask.close()
-    mask.wait()
-    mask.write(bits)
-    assert bits[0] != -1
-
-
-def test_choices_have_masks_until_several_of_late_were_slow() -> None:
-    rule, threads, pace = Rule(lambda seen: set(range(48)) - {7}), MaskThreads(1, 48), MaskPace()
-    mask = Mask(rule.start(), threads, pace, may_open=True)
-    mask.wait()
-    for seconds, opens in ((SLOW_S / 2, False), (2 * SLOW_S, False), (2 * SLOW_S, True)):
-        pace.note(seconds)
-        assert pace.spares == opens
-    mask.accept(3)
-    assert mask.open
-    for _ in range(SLOW_COUNTS):
-        assert pace.spares
-        pace.note(SLOW_S / 2)
-    assert not pace.spares
 
 
 class Fixed:

@@ -57,49 +57,6 @@ def either(request: pytest.FixtureRequest, backend: Backend) -> tuple[GrammarCom
     return compiler_of(backend), backend
 
 
-LIMITED = {
-    "type": "object",
-    "properties": {
-        "title": {"type": "string", "maxLength": 7},
-        "year": {"type": "number"},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
-    },
-    "required": ["title", "year", "tags"],
-}
-
-
-def test_a_token_is_taken_without_a_mask_if_the_mask_would_allow_it(compiler: GrammarCompiler) -> None:
-    """Up to the end and beyond; within long numbers and behind the end the mask decides."""
-    draw, refused, taken, unsure = random.Random(4), 0, 0, 0
-    digits = {compiler._source.token_id(digit) for digit in "0123456789"}
-    for source in (json.dumps(LIMITED), json.dumps(CITY), json.dumps({"type": "number"})):
-        for _ in range(12):
-            state = compiler.compile(Grammar("json_schema", source)).start()
-            state.accept(draw.choice(sorted(allowed(state))))
-            masked = state.copy()
-            for _ in range(60):
-                may = allowed(state)
-                for token in draw.sample(range(VOCAB), 20):
-                    if token not in may:
-                        assert not state.try_accept(token)
-                        refused += 1
-                assert allowed(state) == may
-                token = draw.choice(sorted(may & digits or may) if draw.random() < 0.97 else sorted(may))
-                if state.try_accept(token):
-                    taken += 1
-                else:
-                    assert allowed(state) == may
-                    unsure += 1
-                    state.accept(token)
-                masked.accept(token)
-                assert allowed(state) == allowed(masked)
-                if not allowed(state):
-                    break
-    assert refused > 1000
-    assert taken > 200
-    assert unsure, "a long number, or the end"
-
-
 def allowed(state: GrammarState) -> set[int]:
     return set(allowed_by(state, VOCAB).nonzero()[:, 0].tolist())
 

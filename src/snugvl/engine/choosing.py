@@ -7,13 +7,6 @@ threads make from the tokens of step n while the network of step n + 1 runs:
     host     │ … masks n ready ┤ start network n + 1 │ read n │ … masks n + 1 ready ┤ start network n + 2
     threads                                          └ masks n + 1 ┘
 
-Where a mask would allow nearly everything the likeliest token is chosen without it, and the next step
-starts with that. It is checked when it is read. If it isn't allowed, its row of the next step is void, and
-the choice is repeated in its place: from the logits of before, which were kept, with the mask:
-
-    a row    │ network n │ x is likeliest │ network n + 1 of x: void │ choose n again: y │ network n + 2 of y
-    host                                  └ x is refused │ … mask n ready ┘
-
 A grammar that forces several tokens makes the row that is in flight void: whatever its logits are, the next
 tokens are known. They are all computed in the step after it, beside the others' single ones
 (`Runner.run_chunks`), so a run of k forced tokens takes one step for k.
@@ -34,7 +27,7 @@ from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.sampling.sampler import Sampler, SamplerInput, begin, scores_of
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence, State
-from snugvl.layers.device import to_device, upload
+from snugvl.layers.device import to_device
 from snugvl.models.batch import Scoring
 
 if TYPE_CHECKING:
@@ -51,9 +44,6 @@ def begin_choosing(logits: torch.Tensor, heads: Heads) -> list[PendingTokens]:
         logits: `[n, vocab]`, `Chunk.logits` rows of each of `heads`.
     """
     choices, row = list[SamplerInput](), 0
-    for grammar in [each.grammar for _, takers in heads for each in takers]:
-        if grammar is not None:
-            grammar.close()  # the step doesn't run ahead, so there is time for a mask
     for chunk, takers in heads:
         for sequence in takers:
             choices += choices_with(row, sequence, chunk.drafts)
@@ -66,7 +56,6 @@ def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[
     choices = [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
     if not drafts or sequence.grammar is None:
         return choices
-    sequence.grammar.wait()
     masks: list[Mask | Foreseen] = [sequence.grammar, *sequence.grammar.foresee(drafts)]
     return [replace(choice, grammar=mask) for choice, mask in zip(choices, masks, strict=True)]
 
@@ -108,18 +97,8 @@ def choose(step: "InFlight", runner: "Runner") -> None:
         elif can_recompute and not sequence.can_sample and row not in step.void:
             sequence.computed -= 1
             step.void.add(row)
-    if step.again:
-        rows = upload(list(step.again), torch.int64, step.logits.device)
-        step.logits.index_copy_(0, rows, torch.stack(list(step.again.values())))
-        if step.replayed:
-            runner.graphs.repeat(len(step.sequences), rows)
     masks = [None if row in step.void else each.grammar for row, each in enumerate(step.sequences)]
-    unmasked = [row for row, mask in enumerate(masks) if mask is not None and mask.open]
-    if unmasked:
-        step.kept = dict(zip(unmasked, _copied(step.logits, unmasked), strict=True))
     if all(each.plain for each in step.sequences):
-        if step.replayed and all(mask is None or mask.open for mask in masks):
-            return  # the graph has chosen, and the next step has its tokens
         bits = allowed_bits(masks, step.logits.shape[1], pinned=step.logits.is_cuda)
         replay = runner.graphs.choose(bits) if step.replayed else None
         if replay is not None:
@@ -133,26 +112,6 @@ def choose(step: "InFlight", runner: "Runner") -> None:
         known = None if step.void else step.sampler
         sampler = known or Sampler(choices, step.logits.shape[1], step.logits.device)
         sample_ahead(step, sampler, runner)
-
-
-def _copied(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Some rows of logits, which the next step leaves as they are."""
-    if len(rows) == len(logits):
-        return logits.clone()
-    return logits.index_select(0, upload(rows, torch.int64, logits.device))
-
-
-def choose_again(sequence: Sequence, last: "InFlight", following: "InFlight | None") -> None:
-    """Repeat a choice whose token was refused, now with a mask.
-
-    `following`: the step after `last`, where it has started, with the token that was refused. The sequence's
-    row is of no use there, so it repeats the choice from the logits of `last`. Else the newest token is
-    computed again.
-    """
-    sequence.computed -= 1
-    row = last.sequences.index(sequence)
-    if following is not None:
-        following.again[row] = last.kept[row]
 
 
 def sample_ahead(step: "InFlight", sampler: Sampler, runner: "Runner", *, ahead: int = 0) -> None:

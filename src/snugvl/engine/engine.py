@@ -23,7 +23,7 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.core.service import Load
 from snugvl.engine.admission import check_prompt, max_tokens_now
-from snugvl.engine.choosing import choose, choose_again, forced_tokens
+from snugvl.engine.choosing import choose, forced_tokens
 from snugvl.engine.claims import DeviceClaim
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_bytes
@@ -135,9 +135,7 @@ class Engine:
         if request.grammar is not None:
             pace = MaskPace()
             for each in choices:
-                may_open = each.plain and self._runner.has_graphs and self._runner.can_recompute
-                start = request.grammar.start()
-                each.grammar = Mask(start, self._masks, pace, each.ends, may_open=may_open)
+                each.grammar = Mask(request.grammar.start(), self._masks, pace, each.ends)
         if self._speculation.on:
             self._speculation.prepare(choices)
         self._requests.add(choices)
@@ -335,11 +333,7 @@ class Engine:
         known = self._generated
         for sequence, drafts, results in last.results():
             if not drafts:
-                token, grammar = results[0].token_id, sequence.grammar
-                if grammar is not None and token is not None and grammar.refuses(token):
-                    choose_again(sequence, last, self._in_flight)
-                else:
-                    outputs += self._give(sequence, results[0])
+                outputs += self._give(sequence, results[0])
                 continue
             state_follows = not self._runner.can_recompute
             outputs += self._speculation.take(

@@ -241,9 +241,6 @@ class InFlight:
             token, or where it isn't made yet.
         sampling: the sampling that has begun; the replay itself, where the graph finds the likeliest tokens.
         void: rows whose tokens are dropped, beside those of sequences that have finished.
-        kept: logits `[vocab]` of the rows whose tokens are chosen without a mask, and may be refused.
-        again: logits `[vocab]` of the step before by row, where its token was refused: this step chooses from
-            these once more.
     """
 
     sequences: list[Sequence]
@@ -258,8 +255,6 @@ class InFlight:
     sampler: Sampler | None = None
     sampling: list[PendingTokens] = field(default_factory=list)
     void: set[int] = field(default_factory=set)
-    kept: dict[int, torch.Tensor] = field(default_factory=dict)
-    again: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def chosen(self) -> torch.Tensor:

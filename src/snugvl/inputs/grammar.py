@@ -413,22 +413,6 @@ class _State(GrammarState):
         except BaseException as error:
             self._note(error)
 
-    def try_accept(self, token: int) -> bool:
-        if self._first is not None or self._run >= MOST or self._matcher.is_stopped():
-            return False
-        try:
-            taken = self._matcher.try_consume_tokens([token])
-            if not taken and self._goes_on():
-                taken = self._matcher.try_consume_tokens([token])
-        except BaseException as error:
-            self._note(error)
-            return False
-        if taken:
-            self._tokens.append(token)
-            if self._digits is not None:
-                self._run = self._digits.run(self._run, token)
-        return bool(taken)
-
     def _goes_on(self) -> bool:
         """Whether an answer that couldn't go on now can, in automata of its own."""
         if self._lent is None or not self._matcher.is_error():

@@ -194,12 +194,6 @@ class DecodeGraphs:
         batch = self._batches[self._size(len(tokens))]
         torch.clamp(tokens, min=0, out=batch.ids[: len(tokens)])
 
-    def repeat(self, count: int, rows: torch.Tensor) -> None:
-        """Let the next `advance` of `count` rows compute some, `rows` int64 on the device, at the same place
-        again."""
-        lengths = self._batches[self._size(count)].lengths
-        lengths.index_add_(0, rows, torch.full_like(rows, -1, dtype=lengths.dtype))
-
     def _replay(self, size: int, rows: int) -> Replay:
         self._graphs.replay(_key(size))
         return self._batches[size].likeliest(rows)
@@ -236,7 +230,6 @@ class _DecodeBatch:
 
     Attributes:
         ids: `[size]` int64, the tokens whose successors are wanted.
-        lengths: `[size]` int32, tokens in the cache once these are written; 0 for padding.
     """
 
     def __init__(
@@ -253,7 +246,7 @@ class _DecodeBatch:
         device = model.device
         self.ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(size, dtype=torch.int64, device=device)
-        self.lengths = torch.zeros(size, dtype=torch.int32, device=device)
+        self._lengths = torch.zeros(size, dtype=torch.int32, device=device)
         self._deltas = torch.zeros(size, dtype=torch.int64, device=device)
         self._state_slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._tables = torch.zeros(size, table_width, dtype=torch.int32, device=device)
@@ -270,7 +263,7 @@ class _DecodeBatch:
         )
         self._logits = torch.empty(0)
         self._picked = torch.zeros_like(self._tokens)
-        self._still = torch.zeros_like(self.lengths)  # in place of lengths that have grown already
+        self._still = torch.zeros_like(self._lengths)  # in place of lengths that have grown already
 
     def fill(self, rows: Rows[DecodeRow]) -> None:
         """Copy rows to where the graph reads them."""
@@ -282,7 +275,7 @@ class _DecodeBatch:
         arrived.copy_(staging, non_blocking=True)
         columns = arrived.view(size, width)
         self.ids.copy_(columns[:, 0])
-        self.lengths.copy_(columns[:, 1])
+        self._lengths.copy_(columns[:, 1])
         self._deltas.copy_(columns[:, 2])
         self._state_slots.copy_(columns[:, 3])
         self._tables[:, : width - ROW_FIELDS].copy_(columns[:, ROW_FIELDS:])
@@ -302,7 +295,7 @@ class _DecodeBatch:
         self._logits = torch.empty(0)  # those of the run before it was captured go first
         batch = single_tokens(
             self.ids,
-            self.lengths,
+            self._lengths,
             self._deltas,
             self._tables,
             self._cache,
@@ -310,7 +303,7 @@ class _DecodeBatch:
             hidden=self._hidden,
         )
         self._logits = self._model.forward(batch, self._cache)
-        choose(self._logits, self._tokens, self.ids, self.lengths)
+        choose(self._logits, self._tokens, self.ids, self._lengths)
 
     def choose(self, allowed: torch.Tensor) -> None:
         """Choose once more, among allowed tokens `[size, ceil(vocab / 32)]` int32: what is captured."""

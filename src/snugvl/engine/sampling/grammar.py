@@ -89,16 +89,6 @@ class GrammarState(Protocol):
         """Take the token that was sampled."""
         ...
 
-    def try_accept(self, token: int) -> bool:
-        """Take a token that was chosen without a mask, if `fill` would allow it; whether it was taken.
-
-        Where that isn't certain the answer is False, and the mask decides.
-        """
-        if self.error is not None or not self.takes([token]):
-            return False
-        self.accept(token)
-        return True
-
     @classmethod
     def fill_all(cls, states: Sequence[Self], bits: torch.Tensor, processors: int = 1) -> None:
         """Write the mask of each of several states to its row of `bits` `[states, ceil(vocab / 32)]`.

@@ -15,12 +15,6 @@ the engine need not compute one to get the next (`choosing.forced_tokens`):
 
     taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
 
-Where a mask allows nearly everything, as within a string, the next token is chosen without one: the
-likeliest of all, which is also the likeliest of the allowed ones if it is allowed. The state says whether it
-is when the token is read; if not, the mask is made, and the choice repeated from the same logits
-(`choosing.py`). So greedy answers need few of the masks that take long, those shortly before a `maxLength`;
-where masks are quick, each is made: a refused token costs its answer a step.
-
 Drafted tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
 has started with the drafts that the grammar takes; those behind accepted drafts aren't made again.
 """
@@ -55,10 +49,6 @@ SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks ar
 MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
 FIRST_WORDS = 64  # of a mask, which say of most that they allow more than one token
 FORCING_S = 0.005  # after so long it looks no further
-SLOW_S = 0.0004  # of a mask, such as one shortly before a `maxLength`; others take a quarter of it at most
-SLOW_COUNTS = 32  # masks for which one that was slow counts
-WIDE = 0.95  # of a mask's words allow some token where nearly all tokens are allowed
-MOST_REST = 5  # doublings of the tokens for which a choice has masks after several that it chose in vain
 PART_S = 0.0005  # of masks that are made together, for which another processor is woken
 
 
@@ -137,20 +127,11 @@ class MaskPace:
 
     seconds: float = QUICK_S
     known: bool = False
-    slow: int = 0  # masks for which a slow one is still remembered
 
     def note(self, seconds: float) -> None:
         """Note that a mask took so many seconds."""
         self.seconds = max(seconds, 0.75 * self.seconds) if self.known else seconds
         self.known = True
-        self.slow = (
-            min(self.slow + SLOW_COUNTS, 2 * SLOW_COUNTS) if seconds > SLOW_S else max(self.slow - 1, 0)
-        )
-
-    @property
-    def spares(self) -> bool:
-        """Whether several masks of late were so slow that a choice which may be in vain costs less."""
-        return self.slow > SLOW_COUNTS
 
 
 class MaskThreads(Turns):
@@ -166,14 +147,14 @@ class MaskThreads(Turns):
         self._pinned = pinned
         self._left_s = TOGETHER_S  # for masks that are made together, in this step
         self._doubtful = False  # whether the last ones that were made together took too long
-        self._together: list[Asked] = []
+        self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
 
     def begin(self) -> None:
         """Note that a step begins."""
         self._left_s = TOGETHER_S
 
-    def ask(self, mask: "Mask", token: int | None, pace: MaskPace) -> None:
-        """Make the mask after a token (None: it is taken), with other quick ones if there is time."""
+    def ask(self, mask: "Mask", token: int, pace: MaskPace) -> None:
+        """Make the mask after a token: with others that are quick, if that isn't too much for one step."""
         share_s = pace.seconds / self._threads
         if pace.seconds < QUICK_S and share_s < self._left_s:
             self._left_s -= share_s
@@ -197,7 +178,7 @@ class MaskThreads(Turns):
             took_s = make(asked, processors, pinned=self._pinned)
             self._doubtful = took_s >= max(QUICK_S, whole_s / processors)
 
-    def _one_by_one(self, asked: "Sequence[Asked]") -> None:
+    def _one_by_one(self, asked: "Sequence[tuple[Mask, int]]") -> None:
         """Make masks, each for itself; those left when that takes too long take turns with others."""
         left_s = TOGETHER_S
         for pair in asked:
@@ -240,29 +221,18 @@ class Mask:
     """Which tokens one choice may take next, made ahead of the step that needs it.
 
     Attributes:
-        ready: whether the next token may be chosen.
         forced: the next tokens, where there is no choice; `accept` takes them one by one. Whole once `ready`.
-        open: whether the next token is chosen without a mask, and checked when it is read (`refuses`).
     """
 
     def __init__(
-        self,
-        state: GrammarState,
-        threads: MaskThreads,
-        pace: MaskPace,
-        ends: Collection[int] = (),
-        *,
-        may_open: bool = False,
+        self, state: GrammarState, threads: MaskThreads, pace: MaskPace, ends: Collection[int] = ()
     ) -> None:
         """
         Args:
             pace: one for all choices of a request.
             ends: tokens that end the choice: no mask is wanted after one.
-            may_open: whether the choice takes the likeliest token, and can be repeated.
         """
-        self.ready, self.dropped, self.open = True, False, False
-        self._may_open, self._checked = may_open, False
-        self._vain = self._rest = 0  # tokens refused in a row, and tokens until it may be open again
+        self.ready, self.dropped = True, False
         self.forced: deque[int] = deque()
         self.state, self.pace = state, pace
         self._bits: NDArray[np.int32] = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # after `forced`
@@ -320,23 +290,20 @@ class Mask:
 
     @property
     def quick(self) -> bool:
-        """Whether none is needed, or masks of its request are, of late, made while a step may wait."""
-        return self.open or self.pace.seconds < WAIT_S
+        """Whether masks of its request are, of late, made in a time for which a step may wait."""
+        return self.pace.seconds < WAIT_S
 
     @property
     def together(self) -> tuple[torch.Tensor, int] | None:
         """(masks that were made together, this one's row among them), or None."""
-        return None if self.open or self.forced or self.error is not None else self._home
+        return None if self.forced or self.error is not None else self._home
 
     def write(self, bits: NDArray[np.int32]) -> None:
         """Which tokens may come next to `bits` `[ceil(vocab / 32)]`, as `GrammarState.fill` does.
 
-        None, if the grammar can't go on; all, if it is `open`.
+        None, if the grammar can't go on.
         """
         assert self.ready, "a mask is read before it is made"
-        if self.open:
-            bits.fill(-1)
-            return
         if not self.forced and self.error is None:
             bits[:] = self._bits
             return
@@ -347,10 +314,6 @@ class Mask:
     def accept(self, token: int) -> None:
         """Take the token that was sampled, and ask for the mask after it."""
         assert self.ready, "a token was sampled without a mask"
-        if self.open:
-            assert self._checked, "a token that may not be allowed"
-            self._checked = False
-            return
         if self.forced:
             known = self.forced.popleft()
             assert token == known, "another token than the one that is forced"
@@ -362,40 +325,8 @@ class Mask:
             self._home = None
             return
         self._foreseen.clear()
-        self._rest -= self._rest > 0
-        if (
-            self._may_open
-            and self.pace.spares
-            and not self._rest
-            and np.count_nonzero(self._bits) > WIDE * self.words
-        ):
-            self.state.accept(token)
-            self.open = True
-            return
         self.ready = False
         self._threads.ask(self, token, self.pace)
-
-    def refuses(self, token: int) -> bool:
-        """Whether a token that was chosen while it is `open` isn't allowed; then the mask is asked for.
-
-        Of any other token the mask has decided.
-        """
-        if not self.open:
-            return False
-        self._checked = self.state.try_accept(token)
-        if self._checked:
-            self._vain = 0
-            return False
-        self._vain += 1
-        self._rest = 1 << min(self._vain, MOST_REST) if self._vain > 1 else 0
-        self.close()
-        return True
-
-    def close(self) -> None:
-        """Ask for the mask, where it is `open`: without it the next token isn't chosen."""
-        if self.open:
-            self.open = self.ready = False
-            self._threads.ask(self, None, self.pace)
 
     @property
     def words(self) -> int:
@@ -425,8 +356,6 @@ class Mask:
 
     def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
         """Masks of the tokens that may follow each of the drafts that it `takes`."""
-        assert self.ready, "drafts without a mask"
-        assert not self.open, "drafts behind a choice without a mask"
         masks = []
         for token in list(self.forced)[1 : len(drafts) + 1]:
             words = np.zeros_like(self._bits)
@@ -464,11 +393,7 @@ class Mask:
         return took_s
 
 
-Asked = tuple[Mask, int | None]
-"""A mask that is to be made, and the token before it that its state hasn't taken yet, if there is one."""
-
-
-def make(asked: Sequence[Asked], processors: int = 1, *, pinned: bool = False) -> float:
+def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool = False) -> float:
     """Take a token for each of several masks, and make the mask after it, and what is forced behind it.
 
     `processors`: that share the work; `pinned`: in memory that a GPU reads. Returns the seconds that it took.
@@ -491,14 +416,13 @@ def make(asked: Sequence[Asked], processors: int = 1, *, pinned: bool = False) -
     return took_s
 
 
-def _make(asked: Sequence[Asked], begun: float, processors: int, *, pinned: bool) -> None:
+def _make(asked: Sequence[tuple[Mask, int]], begun: float, processors: int, *, pinned: bool) -> None:
     """`make`, which began at `begun`, in monotonic seconds."""
     for kind in {type(mask.state) for mask, _ in asked}:
         left = [pair for pair in asked if type(pair[0].state) is kind and not pair[0].dropped]
         while left:
             for mask, token in left:
-                if token is not None:
-                    mask.state.accept(token)
+                mask.state.accept(token)
             sound = [mask for mask, _ in left if mask.state.error is None]
             if not sound:
                 break
