@@ -141,6 +141,17 @@ def test_few_blocks_preempt_and_nobody_is_lost(model: type[Toy]) -> None:
     assert tight.stats.preemptions > 0
 
 
+def test_a_step_under_way_is_forgotten_by_a_reset() -> None:
+    engine, _ = engine_with(True)
+    engine.add(request("a", [1, 2, 3], max_tokens=30))
+    for _ in range(3):
+        engine.step()
+    assert [output.finish for output in engine.reset()] == ["error"]
+    assert engine._in_flight is None
+    engine.add(request("b", [1, 2], max_tokens=5))
+    assert finish(engine)["b", 0][-1] == "length"
+
+
 class Seen:
     """A network that keeps the batches it is given."""
 
