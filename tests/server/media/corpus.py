@@ -437,7 +437,7 @@ SERVERS = (
         "redirect-mapped",
         standin.redirect("http://[::ffff:7f00:1]/"),
         ImageError,
-        _PHRASES["hidden"] % "::ffff:7f00:1",
+        _PHRASES["hidden"] % ip_address("::ffff:7f00:1"),  # which Python 3.13 writes otherwise
     ),
 )
 
