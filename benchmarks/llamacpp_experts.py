@@ -2,12 +2,15 @@
 
     python benchmarks/llamacpp_experts.py LLAMA_SERVER FILE.gguf --layers 40 34 [--memory 7200] [--out FILE]
 
-Each is started with `--n-cpu-moe`, all layers on the GPU otherwise, attention of `-fa on`, a cache of q8_0
+Each is started with `--n-cpu-moe`, all layers on the GPU otherwise, files read at once (`--load-mode none`)
 and a context of 4,096, and asked twice for 144 tokens after a prompt of 1,088 random ones; the second counts.
+Attention is `-fa on` with a cache of q8_0; with --plain `-fa off` with one of f16, for a build without flash
+attention of the model's heads, as that of `tests/backends/llamacpp/build.py` is for Qwen3.6-35B-A3B.
 Printed: tokens a second of the answer, seconds of the prompt, and what its process takes of the GPU. One that
 takes more than --memory (MiB) is said so: a card of that size wouldn't run it.
 """
 
+import argparse
 import json
 import random
 import subprocess
@@ -21,7 +24,7 @@ import machine
 from driver_bytes import ProcessPeak
 
 PORT = 8139
-TOKENS, WARM = 144, 16
+TOKENS = 144
 
 
 def ask(prompt: list[int]) -> dict[str, Any]:
@@ -39,10 +42,12 @@ def ask(prompt: list[int]) -> dict[str, Any]:
     return found
 
 
-def measure(server: str, file: str, layers: int, threads: int, more: list[str]) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, layers: int) -> dict[str, Any]:
     """One start of the server."""
-    words = [server, "-m", file, "-ngl", "99", "--n-cpu-moe", str(layers), "-fa", "on", "-c", "4096"]
-    words += ["-ctk", "q8_0", "-ctv", "q8_0", "-t", str(threads), "-np", "1", "--port", str(PORT), *more]
+    words = [arguments.server, "-m", arguments.file, "-ngl", "99", "--n-cpu-moe", str(layers), "-c", "4096"]
+    words += ["--load-mode", "none", "-t", str(arguments.threads), "-np", "1", "--port", str(PORT)]
+    words += ["-fa", "off"] if arguments.plain else ["-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0"]
+    words += arguments.more
     begun = time.monotonic()
     with tempfile.NamedTemporaryFile() as log, ProcessPeak(()) as peak:
         running = subprocess.Popen(words, stdout=log, stderr=log)
@@ -76,12 +81,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[40])
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--memory", type=int, default=7200)
-    parser.add_argument("--more", nargs="*", default=[], help="further words, each as --more=-ub --more=2048")
+    parser.add_argument("--more", action="append", default=[], help="further words: --more=-ub --more=2048")
+    parser.add_argument("--plain", action="store_true", help="without flash attention")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
     for layers in arguments.layers:
-        row = measure(arguments.server, arguments.file, layers, arguments.threads, arguments.more)
+        row = measure(arguments, layers)
         rows.append(row)
         over = ", more than the card has" if row["taken_mib"] > arguments.memory else ""
         print(
@@ -89,7 +95,7 @@ def main() -> None:
             f"{row['first_s']:6.2f} s, {row['taken_mib']:6,} MiB{over}, loaded in {row['load_s']:.0f} s",
             flush=True,
         )
-    machine.save("llamacpp_experts", rows, arguments.out)
+    machine.save("llamacpp_experts", {"rows": rows}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -353,3 +353,20 @@ def test_no_garbage_is_collected_while_something_is_recorded(
         assert seen == [False]
     finally:
         (gc.enable if before else gc.disable)()
+
+
+class Few(Toy):
+    """Whose steps of more than three tokens the host has to see, as where it brings experts."""
+
+    @property
+    def capturable_tokens(self) -> int | None:
+        return 3
+
+
+def test_no_graph_holds_a_step_of_more_tokens_than_the_network_says() -> None:
+    config = EngineConfig(num_blocks=8, block_size=4)
+    free, few = (Engine(model, config)._runner for model in (Toy(), Few()))
+    assert (free.graphs.largest, few.graphs.largest) == (32, 2)
+    for runner, steps in ((free, True), (few, False)):
+        runner.use_spare_graphs()
+        assert (runner._steps is not None) == steps
