@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from snugvl.core.messages import Text
 from tests.server.fake import CAPABILITIES, FakeService
@@ -40,6 +40,22 @@ def test_a_model_of_text_alone_is_asked_without_a_picture(
     parts = [part for request in service.requests for message in request.messages for part in message.content]
     assert len(parts) == 4
     assert all(isinstance(part, Text) for part in parts)
+
+
+def test_a_question_without_a_picture_that_is_asked_before_the_model_is_known(
+    serve: Serve, open_page: OpenPage
+) -> None:
+    page = open_page("about:blank#")
+    held: list[Route] = []
+    page.route("**/v1/models", lambda route: held.append(route))  # Playwright marks the handler
+    page.goto(f"{serve(FakeService())}/")
+    ask(page, "Hello?")
+    expect(page.locator("#ask-form .job-status")).to_contain_text("Working")
+    page.get_by_label("Question").fill("What I write meanwhile")
+    for route in held:
+        route.continue_()
+    expect(answers(page)).to_have_text(["Hello there"])
+    expect(page.get_by_label("Question")).to_have_value("What I write meanwhile")
 
 
 def test_tasks_that_a_family_was_not_trained_for_are_left_out(serve: Serve, open_page: OpenPage) -> None:

@@ -89,10 +89,9 @@ async function ask(signal) {
   }
   const mine = talk();
   await allTaken(); // a picture that was dropped just before goes with its question
-  signal.throwIfAborted();
-  checkSight(mine);
+  await checkSight(mine, signal);
   const asked = { role: "user", text, pictures: waiting().map(({ id }) => id) };
-  question.value = "";
+  if (question.value.trim() === text) question.value = ""; // what was typed meanwhile stays
   try {
     return await answer(mine, [...mine.turns, asked], signal);
   } catch (error) {
@@ -102,14 +101,16 @@ async function ask(signal) {
 }
 
 /** Asks a question of the conversation again; what followed it goes. */
-function reask(mine, asked, text, signal) {
-  checkSight(mine);
+async function reask(mine, asked, text, signal) {
+  await checkSight(mine, signal);
   const before = mine.turns.slice(0, mine.turns.indexOf(asked));
   return answer(mine, [...before, { ...asked, text }], signal);
 }
 
-/** Throws `Needed` where the model can't see what the conversation is about. */
-function checkSight(mine) {
+/** Throws `Needed` where the model, which is asked for first, can't see what the conversation is about. */
+async function checkSight(mine, signal) {
+  await modelName({ signal });
+  signal.throwIfAborted(); // another conversation may have been chosen meanwhile
   const films = pictures().some(({ kind }) => kind === "video");
   if (films && !takesVideo()) {
     throw new Needed("This conversation has a video, and this model does not understand videos. Begin a new conversation.");
@@ -120,7 +121,7 @@ function checkSight(mine) {
     }
     return;
   }
-  const needed = modelCard().training?.min_images ?? 1; // until the model is loaded nobody knows
+  const needed = modelCard().training?.min_images ?? 0; // until the model is loaded the server decides
   if (pictures().length < needed) requirePicture();
 }
 
