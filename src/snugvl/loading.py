@@ -6,7 +6,7 @@ from typing import Literal, cast
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
-from snugvl.core.folders import check_current_folder
+from snugvl.core.folders import check_current_folder, give_home
 from snugvl.core.formats import WeightsName
 from snugvl.core.guesses import arguments_hinted
 from snugvl.core.kernel_checks import KernelCheck
@@ -131,6 +131,7 @@ def load(
 def load_with(options: LoadOptions, progress: Progress | None = None) -> Model:
     """Load a model by options that are one value: see `load`."""
     check_current_folder()
+    give_home()
     backend = backend_for(options)
     refuse_lacking(backend, options.said(), in_process=True)
     if backend == "llamacpp":

@@ -1,10 +1,55 @@
-"""What findings in the cache folder hold for."""
+"""Folders of a user, and what findings in the cache folder hold for."""
 
+import gc
+import os
+import pwd
+import sys
 from pathlib import Path
 
 import pytest
 
-from snugvl.core.folders import sources_digest
+from snugvl.cli import entry
+from snugvl.core.folders import expanded, give_home, hub_cache, sources_digest
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user that no list knows, without HOME: some containers and services start us so."""
+
+    def unknown(user: object) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setenv("HOME", "")  # so that it is put back
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_tilde_is_a_home_folder_and_stays_where_nobody_has_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert expanded("~/a") == Path("/somewhere/a")
+    assert expanded("~nosuch/a") == Path("~nosuch/a")
+    assert expanded("a/~/b") == Path("a/~/b")
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_folder_has_the_root() -> None:
+    assert hub_cache() == Path("/.cache/huggingface/hub")
+    assert expanded("~") == Path("/")
+    give_home()
+    assert os.environ["HOME"] == "/"
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize("words", ["plan --gpu rtx-5060", "ps", "config path"])
+def test_commands_need_no_home_folder(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["snugvl", *words.split()])
+    monkeypatch.setattr(gc, "disable", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_sources_are_read_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

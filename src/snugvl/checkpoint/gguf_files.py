@@ -21,7 +21,7 @@ from snugvl.checkpoint.gguf_facts import FILE, UNLIKE
 from snugvl.checkpoint.listing import SUFFIX, first_of, is_first, is_repo, parts_of, projectors_of, quant_of
 from snugvl.checkpoint.section import MAX_JSON_BYTES
 from snugvl.checkpoint.store import REPO_PREFIX, repo_folder, repo_of
-from snugvl.core.folders import hub_cache
+from snugvl.core.folders import expanded, hub_cache
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
 OLLAMA: Final = "ollama:"
@@ -80,7 +80,7 @@ def gguf_files(model: str) -> GgufFiles | None:
         return _of_ollama(model.removeprefix(OLLAMA))
     if (found := repository(model)) is not None:
         return _of_hub_cache(*found)
-    path = Path(model).expanduser()
+    path = expanded(model)
     if (
         model and path.is_file() and (path.suffix == SUFFIX or is_gguf(path))
     ):  # else reading it says what it is
@@ -162,7 +162,7 @@ def ollama_models() -> Iterator[str]:
 def lm_studio_models() -> Iterator[str]:
     """Model files that LM Studio has here."""
     for folder in ("~/.lmstudio/models", "~/.cache/lm-studio/models"):
-        for path in sorted(Path(folder).expanduser().glob(f"*/*/*{SUFFIX}")):
+        for path in sorted(expanded(folder).glob(f"*/*/*{SUFFIX}")):
             if is_first(path.name):
                 yield str(path)
 
@@ -185,16 +185,17 @@ def ggufs_here() -> list[str]:
 def _llamacpp_folder() -> Path:
     """llama.cpp's cache: LLAMA_CACHE, else its folder among the user's caches."""
     if chosen := os.environ.get("LLAMA_CACHE"):
-        return Path(chosen).expanduser()
-    caches = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(caches).expanduser() / "llama.cpp"
+        return expanded(chosen)
+    if sys.platform == "darwin":
+        return expanded("~/Library/Caches/llama.cpp")
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
 
 
 def _ollama_folder() -> Path:
     """Ollama's folder of models: OLLAMA_MODELS, the user's, or that of its service on Linux."""
     if chosen := os.environ.get("OLLAMA_MODELS"):
-        return Path(chosen).expanduser()
-    mine, service = Path("~/.ollama/models").expanduser(), Path("/usr/share/ollama/.ollama/models")
+        return expanded(chosen)
+    mine, service = expanded("~/.ollama/models"), Path("/usr/share/ollama/.ollama/models")
     return service if not mine.is_dir() and service.is_dir() else mine
 
 

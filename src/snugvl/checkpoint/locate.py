@@ -7,6 +7,7 @@ from snugvl.checkpoint.gguf_files import gguf_files, hub_id, repository
 from snugvl.checkpoint.safetensors import weight_files
 from snugvl.checkpoint.section import read_json
 from snugvl.checkpoint.store import repo_folder
+from snugvl.core.folders import expanded
 from snugvl.core.training import Training, read_training
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
@@ -60,7 +61,7 @@ def near(model: str) -> Path | None:
     """
     if model == POCKET:
         return Path(__file__).parent.parent / "pocket"
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     if model and folder.is_dir():  # Path('') would be the current folder
         return folder
     if folder.is_file():
@@ -70,7 +71,7 @@ def near(model: str) -> Path | None:
 
 def is_hub_cached(model: str, folder: Path) -> bool:
     """Whether `folder`, which `near` found, is a snapshot of the Hub cache."""
-    return model != POCKET and Path(model).expanduser() != folder
+    return model != POCKET and expanded(model) != folder
 
 
 def complete(folder: Path) -> bool:

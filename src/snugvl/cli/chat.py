@@ -16,7 +16,7 @@ import typer
 from snugvl.cli import options, session, sources
 from snugvl.cli.records import Job
 from snugvl.cli.terminal import flow, printable, say, several, show, write
-from snugvl.core.folders import write_named
+from snugvl.core.folders import expanded, write_named
 from snugvl.errors import InputError, RequestTooLarge, SnugvlError
 
 if TYPE_CHECKING:
@@ -255,13 +255,13 @@ def _done(talk: ChatSession, model: Model | Client, line: str, *, quiet: bool) -
     if word in ("/exit", "/quit", "/bye", "/q") or line.lower() in ("exit", "quit"):
         return True
     if word == "/image":
-        whole = Path(_needed(word, rest)).expanduser().is_file()  # a name with blanks, without quotes
+        whole = expanded(_needed(word, rest)).is_file()  # a name with blanks, without quotes
         _shown(talk, [rest] if whole else _names(rest), tell)
     elif word in ("/save", "/load"):
         name, *more = _names(_needed(word, rest))
         if more:
             raise InputError(f"{word} takes one file, not {1 + len(more)}; put a name with spaces in quotes")
-        path = Path(name).expanduser()
+        path = expanded(name)
         if word == "/save":
             talk.save(path)
             tell(f"the conversation is in {path}")
@@ -289,7 +289,7 @@ def _done(talk: ChatSession, model: Model | Client, line: str, *, quiet: bool) -
 def _shown(
     talk: ChatSession, names: Sequence[str], tell: Callable[[str], None], when: str = "the next"
 ) -> None:
-    talk.show([str(Path(name).expanduser()) for name in names])
+    talk.show([str(expanded(name)) for name in names])
     waiting = ", ".join(name for name, _ in talk.waiting)
     what = f"{waiting} goes" if len(talk.waiting) == 1 else f"{len(talk.waiting)} pictures go"
     tell(f"{what} with {when} question" + ("" if len(talk.waiting) == 1 else f": {waiting}"))
@@ -301,7 +301,7 @@ def _pictured(line: str) -> tuple[list[str], str]:
     names, at = [], 0
     while word := _WORD.match(line, at):
         name = "".join(_names(word[1]))
-        path = Path(name).expanduser()
+        path = expanded(name)
         if path.suffix.lower() not in SUFFIXES or not (path.is_file() or word[1] == line):
             break
         names.append(name)
@@ -344,7 +344,7 @@ def completions(line: str) -> list[str]:
     before = line[: begun.start(1)] if begun else line
     name = "".join(_names(begun[1])) if begun else ""
     folder, _, start = name.rpartition("/")
-    where = Path(f"{folder}/" if folder or name.startswith("/") else ".").expanduser()
+    where = expanded(f"{folder}/" if folder or name.startswith("/") else ".")
     if not command and not start:  # a question: no list of files after each word
         return []
     with suppress(OSError):

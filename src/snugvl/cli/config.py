@@ -21,7 +21,7 @@ import typer
 
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.terminal import plainly, printable, say, write
-from snugvl.core.folders import write_whole
+from snugvl.core.folders import expanded, write_whole
 from snugvl.errors import InputError, SnugvlError
 
 MAX_BYTES: Final = 2**20
@@ -47,7 +47,7 @@ def _group(context: typer.Context) -> None:
 def path() -> Path:
     """The file's path: below `$XDG_CONFIG_HOME`, `%APPDATA%` on Windows, else below `~/.config`."""
     chosen = os.environ.get("XDG_CONFIG_HOME") or (os.environ.get("APPDATA") if os.name == "nt" else None)
-    return Path(chosen or "~/.config").expanduser() / "snugvl" / "config.toml"
+    return expanded(chosen or "~/.config") / "snugvl" / "config.toml"
 
 
 def defaults(context: typer.Context) -> dict[str, Any] | None:

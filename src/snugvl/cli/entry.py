@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from snugvl.backends.process.launch import Launched
+from snugvl.core.folders import give_home
 
 
 def begin(words: Sequence[str]) -> Launched | None:
@@ -27,6 +28,7 @@ def begin(words: Sequence[str]) -> Launched | None:
 def main() -> None:
     """The console script."""
     _open_closed_streams()
+    give_home()
     gc.disable()  # what imports make stays: to look through it again and again takes a fifth of the time
     launched = begin(sys.argv[1:])
     from snugvl.cli.app import main

@@ -21,6 +21,7 @@ import typer
 from snugvl.cli import options
 from snugvl.cli.options import downloaded_models
 from snugvl.cli.terminal import say
+from snugvl.core.folders import expanded
 from snugvl.core.options import LoadOptions, flag
 from snugvl.core.sizes import MIB
 from snugvl.errors import RequestError
@@ -481,7 +482,7 @@ def _folder(path: Path | None) -> Path | None:
 
 def _public_name(model: str) -> str:
     """The model's name in the API: for a folder or a file its own name, so that its path isn't revealed."""
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     return folder.resolve().name if folder.exists() else model
 
 

@@ -32,21 +32,36 @@ def leave_removed_folder() -> None:
         os.chdir("/")
 
 
+def give_home() -> None:
+    """Set HOME, where libraries keep files, to `/` for a user without a home folder, as containers do."""
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 (which raises then)
+        os.environ["HOME"] = "/"
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with a leading `~` or `~user` replaced by that home folder.
+
+    Without such a user, `~user` stays; a user without a home folder has `/`.
+    """
+    found = Path(os.path.expanduser(path))  # noqa: PTH111 (which raises where there is no such user)
+    return Path("/", *found.parts[1:]) if found.parts[:1] == ("~",) else found
+
+
 def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder of the Hub's downloads, in huggingface_hub's own order of variables."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(name):
-            return Path(os.path.expandvars(environ[name])).expanduser()
+            return expanded(os.path.expandvars(environ[name]))
     home = environ.get("HF_HOME")
     if not home:
         home = str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    return Path(os.path.expandvars(home)).expanduser() / "hub"
+    return expanded(os.path.expandvars(home)) / "hub"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """`$XDG_CACHE_HOME/snugvl`, `%LOCALAPPDATA%\\snugvl` on Windows, else `~/.cache/snugvl`."""
     chosen = environ.get("XDG_CACHE_HOME") or (environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return (Path(chosen) if chosen else Path("~/.cache").expanduser()) / "snugvl"
+    return (Path(chosen) if chosen else expanded("~/.cache")) / "snugvl"
 
 
 @cache  # a start asks twice, and waits for it
