@@ -3,7 +3,9 @@
 import json
 import struct
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import huggingface_hub
 import pytest
 
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
@@ -11,6 +13,7 @@ from snugvl.checkpoint.read import facts_of
 from snugvl.core.folders import cache_folder
 from snugvl.errors import CheckpointError, CheckpointNotFound, SnugvlError, UnsupportedModel
 from tests.checkpoint.hub_server import COMMIT, FakeHub, Handler
+from tests.socks import socks
 
 REPO = "org/small"
 IMAGES = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 4096, "longest_edge": 65536}}
@@ -142,6 +145,19 @@ def test_without_a_network_the_catalogue_answers_and_says_so(
         facts_of(REPO)
     with pytest.raises(CheckpointNotFound, match="neither on this machine nor in the catalogue"):
         facts_of(REPO, offline=True)
+
+
+def test_the_hub_is_reached_through_a_socks_proxy(small: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socks(urlsplit(small.url).port or 0) as (proxy, asked):
+        monkeypatch.setenv("ALL_PROXY", f"socks://{proxy}/")  # as desktops write it
+        for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        huggingface_hub.close_session()  # which knows the proxies of when it was made
+        try:
+            assert facts_of(REPO).source == "hub"
+        finally:
+            huggingface_hub.close_session()
+    assert asked
 
 
 def test_a_server_that_ignores_ranges_is_left_at_once(small: FakeHub) -> None:

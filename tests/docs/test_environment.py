@@ -12,7 +12,7 @@ ROOT = FOLDER.parent
 NAME = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|PATH|LOCALAPPDATA|SYSTEMROOT|PYTHON[A-Z]+|container")
 SPOKEN_OF = re.compile(r"\b(?:SNUGVL|HF|HUGGINGFACE|XDG)_[A-Z_]*[A-Z]\b")
 # Read by libraries: httpx, huggingface_hub, and pytest's users.
-OF_LIBRARIES = {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "CI"}
+OF_LIBRARIES = {"ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "CI"}
 # Words of vLLM's and Linux' that are no variables of ours, set by us, or written for other programs.
 FOREIGN = {"LLAMA_API_KEY"} | {"MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PCI_BUS_ID"}
 

@@ -40,7 +40,8 @@ from snugvl.checkpoint.listing import (
 )
 from snugvl.checkpoint.safetensors import check_number, parse_header
 from snugvl.checkpoint.section import MAX_JSON_BYTES, plain, shown
-from snugvl.errors import CheckpointError, CheckpointNotFound, UnsupportedModel
+from snugvl.core.proxies import settle_proxies
+from snugvl.errors import CheckpointError, CheckpointNotFound, InputError, UnsupportedModel
 
 FIRST_BYTES = 100_000  # enough for the whole header of most files, so that one request does
 MAX_REMOTE_HEADER_BYTES = 32_000_000  # the largest of the Hub have 12; the format allows 100
@@ -293,6 +294,7 @@ def _asking(where: str, url: str, headers: dict[str, str], timeout: float) -> It
     from huggingface_hub import get_session
 
     with _speaking(where):
+        settle_proxies()
         session = get_session()
         request = session.build_request("GET", url, headers=headers, timeout=timeout)
         for _ in range(MAX_REDIRECTS):
@@ -339,6 +341,8 @@ def _speaking(what: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled:
         meant = did_you_mean(what)
         raise HubUnreachable(f"{what}: HF_HUB_OFFLINE forbids requests to the Hub; unset it{meant}") from None
+    except InputError as error:  # of proxies
+        raise HubUnreachable(f"{what}: the Hub can't be reached: {error}") from None
     except httpx2.TimeoutException:
         raise HubUnreachable(f"{what}: the Hub didn't answer in time; try again later") from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:

@@ -17,6 +17,7 @@ import httpx
 from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, OpenAIError
 
 from snugvl.client.pictures import in_our_names
+from snugvl.core.proxies import settle_proxies
 from snugvl.core.sizes import http_address
 from snugvl.errors import (
     CODES,
@@ -25,6 +26,7 @@ from snugvl.errors import (
     EngineError,
     EngineUnavailable,
     ImageError,
+    InputError,
     OutputError,
     RateLimited,
     RequestError,
@@ -93,6 +95,24 @@ def address_of(url: str) -> Address:
             f"{url!r} is not the address of a server; give one such as {DEFAULT_URL}", field="base_url"
         )
     return Address(root)
+
+
+def reads_proxies(address: Address) -> bool:
+    """Whether clients of that server read the environment's proxies: a server on this machine needs none.
+
+    Raises:
+        InputError: they can't be read; the message names the variable.
+    """
+    if address.local:
+        return False
+    settle_proxies()
+    try:
+        httpx.Client(verify=False).close()  # noqa: S501 (it asks nothing: variables are read when it is made)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise InputError(
+            f"the environment variable NO_PROXY can't be understood ({error}); correct or unset it"
+        ) from None
+    return True
 
 
 def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_retries: int) -> dict[str, Any]:
