@@ -1,7 +1,10 @@
 """Asking the Hub: headers only, cached by commit, and every way to fail is one line."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -145,6 +148,38 @@ def test_without_a_network_the_catalogue_answers_and_says_so(
         facts_of(REPO)
     with pytest.raises(CheckpointNotFound, match="neither on this machine nor in the catalogue"):
         facts_of(REPO, offline=True)
+
+
+@pytest.mark.parametrize("address", ["mirror.example", "http://", "ftp://mirror.example", "https://[::1"])
+@pytest.mark.sample("mirror.example", "https://[::1")
+def test_an_endpoint_that_is_no_address_is_named(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(
+        HubUnreachable, match=r"HF_ENDPOINT \(.*\) is not the address of a Hub; write https://"
+    ):
+        facts_of(REPO)
+    assert facts_of("Qwen/Qwen3-VL-4B-Instruct-FP8").source == "catalogue"
+
+
+def test_a_token_that_can_not_be_sent_is_named(small: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_\u00fc")
+    with pytest.raises(HubRefused, match="HF_TOKEN"):
+        facts_of(REPO)
+
+
+@pytest.mark.parametrize(("name", "value"), [("HF_HUB_ETAG_TIMEOUT", "soon"), ("HF_ENDPOINT", "")])
+def test_variables_of_the_library_that_it_can_not_read(name: str, value: str) -> None:
+    """They are read when it is imported, so a process of its own asks."""
+    code = "from snugvl.checkpoint.hub import library; print(library().constants.ENDPOINT)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, name: value}, capture_output=True, text=True
+    )
+    if value:
+        assert f"the environment variable {name} can't be read" in done.stderr.splitlines()[-1]
+    else:
+        assert done.stdout.startswith("https://")
 
 
 def test_the_hub_is_reached_through_a_socks_proxy(small: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from snugvl.bench.result import (
 from snugvl.bench.workload import Target, Workload, bodies, connect
 from snugvl.client.answers import memory as read_memory
 from snugvl.client.answers import understood
-from snugvl.client.connection import address_of, reads_proxies
+from snugvl.client.connection import address_of, reads_environment
 from snugvl.core.ledger import Ledger
 from snugvl.errors import CheckpointError, DoesNotFit, EngineUnavailable, InputError, SnugvlError
 from snugvl.hardware.nvml import started
@@ -343,7 +343,7 @@ class BenchmarkRun:
             headers=target.headers,
             timeout=httpx.Timeout(self._settings.timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
             limits=limits,
-            trust_env=reads_proxies(target.address),
+            trust_env=reads_environment(target.address),
         ) as http:
             ledger = LedgerWatch(http, target.address.url("/memory")) if target.has_ledger else None
             for repeat in range(self._settings.repeat):

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from snugvl.checkpoint.hub import library
 from snugvl.checkpoint.listing import is_inside, is_repo
 from snugvl.checkpoint.store import REPO_PREFIX, repo_folder, repo_of
 from snugvl.core.folders import hub_cache
@@ -96,8 +97,7 @@ def remove(what: Removal) -> None:
     """
     import logging
 
-    from huggingface_hub import DeleteCacheStrategy
-
+    strategy = library().DeleteCacheStrategy
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # of what it can't remove it only warns
     refs = (
         ref
@@ -111,7 +111,7 @@ def remove(what: Removal) -> None:
         "blobs": [] if what.whole else what.blobs,
     }
     gone = {name: frozenset(paths) for name, paths in parts.items()}
-    DeleteCacheStrategy(expected_freed_size=what.nbytes, cache_dir=hub_cache(), **gone).execute()
+    strategy(expected_freed_size=what.nbytes, cache_dir=hub_cache(), **gone).execute()
     if left := [path for paths in gone.values() for path in paths if os.path.lexists(path)]:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(left[0]))
 

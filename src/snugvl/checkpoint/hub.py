@@ -40,7 +40,7 @@ from snugvl.checkpoint.listing import (
 )
 from snugvl.checkpoint.safetensors import check_number, parse_header
 from snugvl.checkpoint.section import MAX_JSON_BYTES, plain, shown
-from snugvl.core.proxies import settle_proxies
+from snugvl.core.network import is_host, settle_network
 from snugvl.errors import CheckpointError, CheckpointNotFound, InputError, UnsupportedModel
 
 FIRST_BYTES = 100_000  # enough for the whole header of most files, so that one request does
@@ -66,8 +66,18 @@ class Hub:
 
     @property
     def endpoint(self) -> str | None:
-        """The Hub's address: from HF_ENDPOINT, or huggingface_hub's own."""
-        return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+        """The Hub's address: from HF_ENDPOINT, or huggingface_hub's own.
+
+        Raises:
+            HubUnreachable: HF_ENDPOINT is no address.
+        """
+        given = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/")
+        scheme, _, host = given.partition("://")
+        if given and (scheme.lower() not in ("http", "https") or not is_host(host)):
+            raise HubUnreachable(
+                f"HF_ENDPOINT ({shown(given)}) is not the address of a Hub; write https://HOST, or unset it"
+            )
+        return given or None
 
     def listing(self, repo: str, revision: str | None = None) -> Listing:
         """Commit, files and sizes of a repository.
@@ -77,8 +87,7 @@ class Hub:
             CheckpointError: a name, a hash or a size in it that can't be one.
             HubRefused, HubUnreachable: it can't be read, or the Hub can't be reached.
         """
-        from huggingface_hub import constants
-
+        constants = library().constants
         if not is_repo(repo):
             raise CheckpointNotFound(f"{shown(repo)} is not a Hub id; it has the form owner/name")
         if revision is not None and not is_inside(revision):
@@ -232,7 +241,10 @@ class Hub:
     def _headers(self) -> dict[str, str]:
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # not marked as exported
 
-        return {**build_hf_headers(), "Accept-Encoding": "identity"}
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        if not headers.get("authorization", "").isascii():
+            raise HubRefused("the token for the Hub (HF_TOKEN, or a saved one) has letters that no token has")
+        return headers
 
     def _url(self, listing: Listing, name: str) -> str:
         from huggingface_hub import hf_hub_url
@@ -294,7 +306,7 @@ def _asking(where: str, url: str, headers: dict[str, str], timeout: float) -> It
     from huggingface_hub import get_session
 
     with _speaking(where):
-        settle_proxies()
+        settle_network()
         session = get_session()
         request = session.build_request("GET", url, headers=headers, timeout=timeout)
         for _ in range(MAX_REDIRECTS):
@@ -308,6 +320,24 @@ def _asking(where: str, url: str, headers: dict[str, str], timeout: float) -> It
             finally:
                 answer.close()
         raise CheckpointError(f"{where}: over {MAX_REDIRECTS} redirects; is HF_ENDPOINT a Hub?")
+
+
+def library() -> Any:
+    """huggingface_hub, which reads its variables when it is imported.
+
+    Raises:
+        HubUnreachable: one of them can't be read; the message has its name.
+    """
+    if not os.environ.get("HF_ENDPOINT", "set").strip():
+        del os.environ["HF_ENDPOINT"]  # an empty one would be the address
+    try:
+        import huggingface_hub.constants
+    except ValueError as error:
+        theirs = [name for name in os.environ if name.startswith("HF_")]
+        name = next((name for name in theirs if repr(os.environ[name]) in str(error)), "HF_…")
+        why = f"the environment variable {name} can't be read ({error})"
+        raise HubUnreachable(f"{why}; correct or unset it") from None
+    return huggingface_hub
 
 
 def _read(where: str, answer: Any, limit: int, seconds: float) -> bytes:

@@ -60,7 +60,7 @@ class Client(calls.Requester, Tasks):
         options = sdk_options(self._address, api_key, timeout, max_retries)
         http_client = openai.DefaultHttpxClient(
             timeout=options["timeout"],
-            trust_env=connection.reads_proxies(self._address),
+            trust_env=connection.reads_environment(self._address),
             event_hooks={"request": [self._sockets.watch], "response": [answered]},
         )
         self.openai = openai.OpenAI(**options, http_client=http_client)
@@ -189,7 +189,7 @@ class AsyncClient(
         options = sdk_options(self._address, api_key, timeout, max_retries)
         http_client = openai.DefaultAsyncHttpxClient(
             timeout=options["timeout"],
-            trust_env=connection.reads_proxies(self._address),
+            trust_env=connection.reads_environment(self._address),
             event_hooks={"response": [_answered]},
         )
         self.openai = openai.AsyncOpenAI(**options, http_client=http_client)

@@ -17,7 +17,7 @@ import httpx
 from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, OpenAIError
 
 from snugvl.client.pictures import in_our_names
-from snugvl.core.proxies import settle_proxies
+from snugvl.core.network import settle_network
 from snugvl.core.sizes import http_address
 from snugvl.errors import (
     CODES,
@@ -97,15 +97,15 @@ def address_of(url: str) -> Address:
     return Address(root)
 
 
-def reads_proxies(address: Address) -> bool:
-    """Whether clients of that server read the environment's proxies: a server on this machine needs none.
+def reads_environment(address: Address) -> bool:
+    """Whether clients of that server read proxies and certificates from the environment: not on this machine.
 
     Raises:
         InputError: they can't be read; the message names the variable.
     """
     if address.local:
         return False
-    settle_proxies()
+    settle_network()
     try:
         httpx.Client(verify=False).close()  # noqa: S501 (it asks nothing: variables are read when it is made)
     except (httpx.InvalidURL, ValueError) as error:

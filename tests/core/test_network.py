@@ -1,6 +1,7 @@
-"""Proxies of the environment, as desktops and people write them."""
+"""Proxies and certificates of the environment, as desktops and people write them."""
 
 import asyncio
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from snugvl import AsyncClient, Client
 from snugvl.checkpoint.hub import HubUnreachable
 from snugvl.checkpoint.read import facts_of
-from snugvl.core.proxies import settle_proxies
+from snugvl.core.network import settle_network
 from snugvl.errors import InputError
 from snugvl.server.settings import ServerSettings
 from tests.server.fake import FakeService
@@ -76,5 +77,21 @@ def test_what_is_usual_stays_as_it_is() -> None:
         "no_proxy": "socks://x",
     }
     settled = dict(given)
-    settle_proxies(settled)
+    settle_network(settled)
     assert settled == given
+
+
+@pytest.mark.parametrize("content", [None, "no certificates"])
+def test_certificates_that_can_not_be_read_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "corporate.pem"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    with pytest.raises(InputError, match=r"SSL_CERT_FILE \(.*corporate\.pem\) names no certificates: \S"):
+        Client(FAR)
+    with pytest.raises(HubUnreachable, match="SSL_CERT_FILE"):
+        facts_of("org/small")
+    assert facts_of("Qwen/Qwen3-VL-4B-Instruct-FP8").source == "catalogue"
+    Client("http://127.0.0.1:1").close()
