@@ -144,6 +144,7 @@ WRONG_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "int64": (lambda: np.zeros((4, 4, 3), int), r"an array of int64; give uint8"),
     "five channels": (lambda: np.zeros((9, 9, 5), np.uint8), r"shape 9×9×5; give height × width × 3"),
     "nothing": (lambda: np.zeros((0, 4, 3), np.uint8), r"shape 0×4×3"),
+    "an empty image": (lambda: Image.new("RGB", (7, 0)), r"the image is 7×0 pixels"),
     "a number": (lambda: np.float32(3), r"no dimensions"),
     "huge": (lambda: np.broadcast_to(np.uint8(0), (20_000, 20_000)), r"limit is 100,000,000 pixels"),
 }

@@ -139,6 +139,7 @@ def test_names_that_the_prompt_cannot_carry_are_refused(names: list[str]) -> Non
 def test_one_string_holds_several_names_as_on_the_command_line() -> None:
     assert detect.check_names("red circle, blue square,") == ("red circle", "blue square")
     assert detect.check_names("red circle") == ("red circle",)
+    assert detect.check_names(name for name in ("a cup", "a plate")) == ("a cup", "a plate")
 
 
 def test_the_prompt_lists_each_name_once_and_the_image_is_the_original() -> None:

@@ -62,6 +62,8 @@ def taken(source: object, what: str = "the image") -> File | Image.Image | Pictu
         return _in_data_url(source, what)
     if isinstance(source, str | Path):
         return pdf.page(str(source)) or source
+    if isinstance(source, Image.Image) and 0 in source.size:
+        raise ImageError(f"{what} is {source.width}×{source.height} pixels, so there is nothing to look at")
     if isinstance(source, bytes | Image.Image | Picture | Video):
         return source
     if isinstance(source, bytearray | memoryview):
