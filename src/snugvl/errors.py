@@ -39,7 +39,7 @@ from typing import ClassVar, Final
 # like others: what Rust panics at is no `Exception`.
 ENDINGS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)
 # Packages of which frames lie between a program and what warns: ours, and what our client asks through.
-CALLED: Final = frozenset({"snugvl", "openai", "httpx"})
+CALLED: Final = frozenset({"snugvl", "openai", "httpx", "httpx2"})
 SHORT: Final = 200  # characters of what a library says
 LONG: Final = 2000  # characters of what is wrong with a checkpoint, two paths included
 _ASKED: Final = re.compile(r"Tried to allocate ([\d.]+ (?:[KMGT]iB|bytes))")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import openai
 import pytest
 from PIL import Image
@@ -150,8 +149,8 @@ def test_nothing_else_is_tried_again(raw: RawServer, status: int) -> None:
 
 
 def test_https_where_there_is_none() -> None:
-    error = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")
-    sdks = openai.APIConnectionError(request=httpx.Request("GET", "https://box:8123/health"))
+    error = connection.httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")
+    sdks = openai.APIConnectionError(request=connection.httpx.Request("GET", "https://box:8123/health"))
     sdks.__cause__ = error
     said = str(connection.translated(sdks, address_of("https://box:8123")))
     assert said == "what answers at https://box:8123 doesn't speak https; use http://box:8123"
@@ -250,7 +249,7 @@ def test_closing_ends_what_waits_in_another_thread(raw: RawServer) -> None:
 
 
 def test_a_socket_that_opens_while_its_client_closes_is_shut() -> None:
-    request, sockets = httpx.Request("GET", "http://a"), Sockets()
+    request, sockets = connection.httpx.Request("GET", "http://a"), Sockets()
     sockets.watch(request)
     sockets.shut()
     ours, theirs = socket.socketpair()

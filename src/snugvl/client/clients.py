@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Self, TypeVar
 
-import httpx
+import httpx2
 import openai
 
 from snugvl.client import answers, calls, connection
@@ -284,5 +284,5 @@ class AsyncClientStream:
         await self.close()
 
 
-async def _answered(response: httpx.Response) -> None:
+async def _answered(response: httpx2.Response) -> None:
     answered(response)

@@ -10,11 +10,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import ip_address
 from json import JSONDecodeError
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
-import httpx
-from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, OpenAIError
+import httpx2
+from openai import (
+    APIConnectionError,
+    APIError,
+    APIStatusError,
+    APITimeoutError,
+    DefaultHttpxClient,
+    OpenAIError,
+)
 
 from snugvl.client.pictures import in_our_names
 from snugvl.core.network import settle_network
@@ -36,8 +43,15 @@ from snugvl.errors import (
     warn,
 )
 
+# The SDK speaks HTTP by httpx2 from its version 3 on, by httpx before; their names are the same.
+if TYPE_CHECKING or issubclass(DefaultHttpxClient, httpx2.Client):
+    httpx = httpx2
+else:
+    import httpx
+
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S: Final = 5.0
+CLOSED: Final = "client has been closed"  # in what the HTTP library raises
 sent: ContextVar[object] = ContextVar("sent", default=None)  # the body of the request under way
 NO_KEY: Final = "none"  # the SDK insists on one; a server without keys doesn't look
 # For answers without such a code: of a proxy, or of another server.
@@ -198,6 +212,10 @@ def translating(address: Address, body: object = None) -> Iterator[None]:
     """
     try:
         yield
+    except RuntimeError as error:
+        if CLOSED not in str(error):
+            raise
+        raise EngineError("the client is closed") from error
     except (OpenAIError, httpx.HTTPError, httpx.StreamError, JSONDecodeError) as error:
         ours = translated(error, address)
         if isinstance(ours, ImageError):
@@ -230,7 +248,7 @@ def translated(error: Exception, address: Address) -> SnugvlError:
 
 
 def _unreachable(cause: BaseException | None, address: Address) -> SnugvlError:
-    if isinstance(cause, RuntimeError):
+    if CLOSED in str(cause):
         return EngineError("the client is closed")
     if isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
         if _NO_TLS in str(cause):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import FormData, Headers, MutableHeaders, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -285,10 +286,9 @@ async def form_of(request: Request, *, max_files: int, max_fields: int) -> Async
                 request.headers, stream, max_files=max_files, max_fields=max_fields, max_part_size=limit
             )
             form = await parser.parse()
-    except MultiPartException as error:
-        raise InvalidRequest(
-            f"the form can't be read: {error.message}", field=None, code="invalid_form"
-        ) from None
+    except (MultiPartException, FormParserError) as error:  # the second by Starlette before 1.0
+        why = getattr(error, "message", error)
+        raise InvalidRequest(f"the form can't be read: {why}", field=None, code="invalid_form") from None
     try:
         yield form
     finally:
