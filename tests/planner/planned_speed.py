@@ -5,8 +5,8 @@
 
 The rows are those of `benchmarks/results/speeds.csv`, which says where each is from. Nothing is measured.
 `--fit` finds the constants of our engine again (`Format.instructions`, `Pace.layer_s` and its like) from the
-rows of code that still runs, on whole cards, and says how far rows are off that it didn't see: those held to 30
-multiprocessors, whose arithmetic counts four times as much, and each model's by constants from the others.
+rows of code that still runs, on whole cards, and says how far rows are off that it didn't see: those held to
+30 multiprocessors, whose arithmetic counts four times as much, and each model's by constants from the others.
 """
 
 import argparse
