@@ -12,15 +12,7 @@ from typing import Generic
 
 from snugvl.backends.mailbox import OneAnswer
 from snugvl.backends.receiver import Receiver
-from snugvl.core.messages import (
-    Capabilities,
-    Delta,
-    GoOn,
-    Message,
-    Request,
-    ToolUse,
-    going_on,
-)
+from snugvl.core.messages import Capabilities, Delta, GoOn, Message, Request, ToolUse, going_on
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens, check_combination, check_pictures
 from snugvl.engine.sampling.grammar import TokenGrammar

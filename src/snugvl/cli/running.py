@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-import typer
+from typer import Option
 
 from snugvl.cli import options
 from snugvl.cli.terminal import printable, say, write, write_json
@@ -180,9 +180,7 @@ def _alive(server: LocalServer) -> bool:
 
 def ps(
     api_key: options.ApiKey = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print a list of objects, with sizes in bytes.")
-    ] = False,
+    json: Annotated[bool, Option("--json", help="Print a list of objects, with sizes in bytes.")] = False,
 ) -> None:
     """Show which servers of yours run here: process, address, model, memory, and since when."""
     rows = [_row(server, api_key) for server in running()]

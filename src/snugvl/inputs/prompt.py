@@ -384,7 +384,6 @@ class Processor(PromptMaker[PreparedPrompt]):
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model writes calls of tools, by the chat template."""
         return self.template.tool_form
 
     def _made(

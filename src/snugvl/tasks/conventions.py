@@ -306,9 +306,7 @@ _CONVENTIONS: Final[Mapping[ConventionName, Convention]] = {
         scale=None,
     ),
     "y first": Convention(
-        named=_y_first,
-        everything="detect all objects, output only ```json",
-        grammar=Y_FIRST_BOXES,
+        named=_y_first, everything="detect all objects, output only ```json", grammar=Y_FIRST_BOXES
     ),
     "tags": Convention(
         named=_tags,

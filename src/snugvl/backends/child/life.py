@@ -223,7 +223,6 @@ class LaunchedServer(Life):
         return [] if self._process is None else self._process.family()
 
     async def run(self) -> Ending:
-        """From start to end."""
         try:
             process = self._process = ChildProcess(
                 self._words, self._environment, self.api.name, self._launch.form, self._heard

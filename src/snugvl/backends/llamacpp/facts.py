@@ -52,7 +52,6 @@ class LlamacppApi(ChildApi):
     too_large: ClassVar = ("exceeds the available context size",)
 
     async def served(self, wanted: str) -> Served:
-        """See `ChildApi`."""
         cards = await self.cards()
         props = await self.told("/props")
         generation = props.get("default_generation_settings")
@@ -85,7 +84,6 @@ class LlamacppApi(ChildApi):
         )
 
     async def text_tokens(self, text: str) -> tuple[int, ...]:
-        """See `ChildApi`."""
         return await self.tokens(text)
 
     async def tokens(self, text: str, *, bos: bool = False) -> tuple[int, ...]:

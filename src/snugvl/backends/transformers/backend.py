@@ -172,7 +172,6 @@ class TransformersBackend(Hosted[ModelPrompt]):
         weakref.finalize(self, engine.close)
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes held, by component."""
         return {"weights": sum(self._weights.values()), **self._engine.memory()}
 
     def stats(self) -> Load:

@@ -190,7 +190,6 @@ class MaskThreads(Turns):
                 self.submit(pair[0].pace, partial(make, [pair]))
 
     def close(self) -> None:
-        """End the threads, each after the job that it does. What has not begun is not done."""
         super().close()
         self._together = []
 

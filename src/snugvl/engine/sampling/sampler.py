@@ -91,7 +91,6 @@ class PendingSample(PendingTokens):
         self._asked = asked
 
     def results(self) -> list[Sampled]:
-        """A token for each row, waiting for them."""
         count, rows = len(self.tokens), list(self._asked)
         packed = self._copy.read().tolist()
         own = dict(zip(rows, packed[count : count + len(rows)], strict=True))
