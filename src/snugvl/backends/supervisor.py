@@ -243,11 +243,9 @@ class LivingEngine(Protocol):
 
     async def run(self) -> Ending:
         """Return when it has ended."""
-        ...
 
     async def stop(self) -> None:
         """End it and wait; nothing is left of what was started for it."""
-        ...
 
 
 L = TypeVar("L", bound=LivingEngine)

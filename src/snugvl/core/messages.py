@@ -326,7 +326,6 @@ class Stream(Protocol):
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt, image tokens included; known before the first delta."""
-        ...
 
     def __iter__(self) -> Iterator[Delta]: ...
 
@@ -334,7 +333,6 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """Abort what is not finished. Safe to call twice."""
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -407,15 +405,12 @@ class Backend(Protocol):
         Raises:
             RequestError: it is wrong, or too large for the context; nothing was started.
         """
-        ...
 
     def memory(self) -> Mapping[str, int]:
         """Bytes that the model holds, by component."""
-        ...
 
     def close(self) -> None:
         """Abort everything and free the model."""
-        ...
 
 
 def user(*parts: Part | str | Image) -> Message:

@@ -38,7 +38,6 @@ class Proposer(Protocol):
 
     def propose(self, most: int) -> list[int]:
         """The next tokens, `most` at most; empty where it has no proposal."""
-        ...
 
 
 @dataclass(slots=True)

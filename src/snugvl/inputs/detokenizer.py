@@ -49,11 +49,9 @@ class Spelling(Protocol):
 
     def inside(self, token: str) -> bytes:
         """The bytes a token stands for."""
-        ...
 
     def opening(self, token: str) -> bytes:
         """Bytes of a token at the beginning of a text."""
-        ...
 
 
 class ByteLevel:

@@ -53,7 +53,6 @@ class ExpertPlaces(Protocol):
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
         """Every expert in `ids` `[tokens, used]` int32 is in exactly one round."""
-        ...
 
 
 def scored(x: torch.Tensor, scores: Linear) -> torch.Tensor:

@@ -61,7 +61,6 @@ class ProcessMeter(Protocol):
 
     def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
         """The ledger now, from what the backend says it holds (`Backend.memory`) and does."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

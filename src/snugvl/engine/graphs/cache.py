@@ -66,15 +66,12 @@ class GraphCapturer(Protocol):
 
     def capture(self, work: Work, pool: Pool) -> Work:
         """Capture work in a pool; returns what does it again on the same addresses. Nothing is computed."""
-        ...
 
     def synchronize(self) -> None:
         """Wait for everything that was started."""
-        ...
 
     def drop_pool(self, pool: Pool) -> None:
         """Let go of a memory pool, whose graphs are gone."""
-        ...
 
 
 class CudaCapturer:
