@@ -82,10 +82,8 @@ class Hosted(ABC, Generic[P]):
         return self._capabilities
 
     def submit(self, request: Request, go_on: GoOn = going_on) -> ReceiverStream:
-        """Prepare and start a request; it runs whether or not the stream is read.
-
-        Args:
-            go_on: called while it is prepared; nothing is started where it raises.
+        """Prepare and start a request; it runs whether or not the stream is read. `go_on`: called while it is
+        prepared; nothing is started where it raises.
 
         Raises:
             RequestError, ImageError: it is wrong, or too large; nothing was started.

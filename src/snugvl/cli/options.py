@@ -397,8 +397,7 @@ class GenerationOptions:
         return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
     def chosen(self) -> dict[str, Any]:
-        """The options that differ from their defaults, by name; a run's records are resumed with the same
-        only."""
+        """The options that differ from their defaults, by name: a run is resumed with the same only."""
         chosen: dict[str, Any] = {}
         if self.max_tokens is not None:
             chosen["max_tokens"] = self.max_tokens

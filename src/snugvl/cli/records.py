@@ -116,8 +116,7 @@ def scene(result: Scene) -> str:
 
 
 def detections(result: Detections, asked: Sequence[str] = ()) -> str:
-    """A line per object: label, then x1 y1 x2 y2 in whole pixels; and one for each object in `asked` that
-    wasn't found."""
+    """A line an object: label, x1 y1 x2 y2 in whole pixels; and one for each in `asked` that isn't found."""
     missing = [name for name in asked if not any(_same(name, thing.label) for thing in result.objects)]
     if not result.objects and len(missing) < 2:
         return f"nothing found: no {missing[0]}" if missing else "nothing found"
@@ -153,8 +152,7 @@ def record(outcome: Outcome, task: Task, model: str) -> dict[str, Any]:
 
 
 def encode(value: dict[str, Any]) -> str:
-    """A record as one line of JSON. Non-ASCII text stays readable, except where a file name isn't text at
-    all."""
+    """A record as one line of JSON, not escaped unless a file name is no valid text."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()

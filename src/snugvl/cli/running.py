@@ -121,8 +121,7 @@ def ask(server: LocalServer, path: str, api_key: str | None = None) -> ProbeAnsw
 
 
 def trouble(answer: ProbeAnswer, api_key: str | None) -> str | None:
-    """Why a server with this answer can't be used now, as the rest of a sentence after "it"; None if it
-    can."""
+    """Why a server with this answer can't be used now, as what follows "it"; None if it can."""
     if answer.status is None:
         return "doesn't answer"
     if answer.status == UNAUTHORIZED:

@@ -259,8 +259,7 @@ def _runner(
 def _gathering(
     chosen: Format | None, output: Path | None, jobs: Sequence[Job], names: Sequence[str], *, tell: bool
 ) -> Opener | None:
-    """The function that writes COCO, YOLO or CSV at the end, checked before the work; None for other
-    formats."""
+    """The writer of COCO, YOLO or CSV at the end, checked before the work; None for other formats."""
     from snugvl.tasks import export
 
     if chosen in (None, "json"):

@@ -169,12 +169,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call.
-
-    Attributes:
-        parameters: JSON schema of its arguments.
-        strict: whether a keyword of it that can't be enforced refuses the request; else it is left out.
-    """
+    """A function the model may call. `parameters`: JSON schema of its arguments; `strict`: whether a keyword
+    of it that can't be enforced refuses the request; else it is left out."""
 
     name: str
     description: str = ""
@@ -201,11 +197,8 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """How a model writes calls of tools: see `inputs.tools`.
-
-    Attributes:
-        single: whether its chat template shows one call a message at most; several couldn't be continued.
-    """
+    """How a model writes calls of tools: see `inputs.tools`. `single`: whether its chat template shows one
+    call a message at most; several couldn't be continued."""
 
     name: Literal["hermes", "llama", "mistral", "mistral-args", "qwen-xml"] = "hermes"
     single: bool = False

@@ -202,9 +202,7 @@ def check_pictures(request: Request, capabilities: Capabilities) -> None:
 
 def check_number(capabilities: Capabilities, places: Sequence[str]) -> None:
     """Refuse more pictures and videos of one conversation than were planned, or than the model learned.
-
-    Args:
-        places: the field of the request that holds each.
+    `places`: the field of the request that holds each.
 
     Raises:
         RequestError: with how many there are, how many are taken or were learned, and what to do.

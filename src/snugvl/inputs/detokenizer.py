@@ -135,11 +135,7 @@ def _spell(backend: tokenizers.Tokenizer, spelling: Spelling, token_id: int) -> 
 
 
 class Vocabulary:
-    """The bytes of each token.
-
-    Attributes:
-        special_ids: control tokens, which are no text.
-    """
+    """The bytes of each token. `special_ids`: control tokens, which are no text."""
 
     def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling | None = None) -> None:
         """`spelling`: how its tokens are written; byte-level by default."""

@@ -27,12 +27,8 @@ TOKEN_CHARACTERS: Final = 256  # of the longest token there is in a vocabulary t
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a child server, with all facts that requests to it depend on.
-
-    Attributes:
-        name: its name in requests.
-        marker_tokens: ids of the markers of tool calls that are tokens of their own.
-    """
+    """The model of a child server, with all facts that requests to it depend on. `name`: its name in
+    requests; `marker_tokens`: ids of the markers of tool calls that are tokens of their own."""
 
     name: str
     context_tokens: int
@@ -48,8 +44,7 @@ def capabilities_of(
     ignores: tuple[tuple[str, str], ...] = (),
     vague_limits: bool = False,
 ) -> Capabilities:
-    """Capabilities of a served model. Where it isn't known whether it sees, it is left to the engine to
-    refuse."""
+    """Capabilities of a served model. Unknown ones are left to the engine to refuse."""
     return Capabilities(
         model=model,
         context_tokens=context_tokens,

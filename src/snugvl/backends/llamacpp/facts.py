@@ -139,12 +139,8 @@ class GgufModel(NamedTuple):
 
 
 def read_model(file: str, projector: str | None, arguments: Sequence[str]) -> GgufModel:
-    """Read the facts of a file on this machine. Takes a moment: call it in a thread.
-
-    Args:
-        projector: its mmproj; None where it runs without.
-        arguments: of the server, which bound the pictures.
-    """
+    """Read the facts of a file on this machine. Takes a moment: call it in a thread. `projector`: its mmproj;
+    None where it runs without; `arguments`: of the server, which bound the pictures."""
     path = Path(file)
     if not file or not path.is_file():
         return GgufModel(Facts())

@@ -51,8 +51,7 @@ _KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 @dataclass(frozen=True, slots=True)
 class VllmBody:
-    """A path and the body to POST. `prompt`: a bare one, whose length decides `max_tokens` where that is
-    None."""
+    """A path and the body to POST."""
 
     path: str
     fields: dict[str, Any]

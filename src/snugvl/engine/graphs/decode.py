@@ -84,12 +84,8 @@ def pack_rows(lines: Array, rows: Rows[DecodeRow]) -> None:
 
 
 class Replay(PendingTokens):
-    """A replay that may still be running; what it leaves is valid until the next one starts.
-
-    Attributes:
-        logits: `[rows, vocab]`.
-        tokens: `[rows]` int64, the most likely ones; below 0 where there is none.
-    """
+    """A replay that may still be running; what it leaves is valid until the next one starts. `logits`:
+    `[rows, vocab]`; `tokens`: `[rows]` int64, the most likely ones; below 0 where there is none."""
 
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, rows: int, into: torch.Tensor) -> None:
         """`tokens` `[size]` are copied to `into` of the host; the first `rows` of them count."""
@@ -226,11 +222,8 @@ def _key(size: int) -> GraphKey:
 
 
 class _DecodeBatch:
-    """The buffers of one size's graphs, at fixed addresses.
-
-    Attributes:
-        ids: `[size]` int64, the tokens whose successors are wanted.
-    """
+    """The buffers of one size's graphs, at fixed addresses. `ids`: `[size]` int64, the tokens whose
+    successors are wanted."""
 
     def __init__(
         self,
