@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from snugvl.cli.sources import STDIN
 from snugvl.cli.terminal import printable, show, write
@@ -234,17 +235,18 @@ def _check_same(value: dict[str, Any], wanted: dict[str, Any], path: Path, numbe
             )
 
 
-class Sink(Protocol):
+class Sink(AbstractContextManager["Sink"]):
     """Takes outcomes in order. Leaving its `with` finishes it, also when the batch was interrupted."""
 
-    def put(self, outcome: Outcome) -> None: ...
+    @abstractmethod
+    def put(self, outcome: Outcome) -> None:
+        """Take the next outcome."""
 
-    def __enter__(self) -> Sink: ...
+    def __exit__(self, *exc: object) -> None:
+        """Finish; nothing is left to do where every outcome was written at once."""
 
-    def __exit__(self, *exc: object) -> None: ...
 
-
-class Readable:
+class Readable(Sink):
     """Text on standard output: alone for one image, under its name for several. Errors go elsewhere."""
 
     def __init__(self, text: Callable[[Any], str], *, several: bool) -> None:
@@ -271,14 +273,8 @@ class Readable:
         console = Console(file=sys.stdout, highlight=False)
         console.print(styled(line, columns(sys.stdout), 2), soft_wrap=True)
 
-    def __enter__(self) -> Readable:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        """Do nothing: all is written already."""
-
-
-class JsonLines:
+class JsonLines(Sink):
     """A record per outcome, on standard output or in a file, flushed one by one."""
 
     def __init__(self, task: Task, model: str, path: Path | None = None) -> None:
@@ -299,16 +295,13 @@ class JsonLines:
             self._file.write(line)
             self._file.flush()
 
-    def __enter__(self) -> JsonLines:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         if self._file:
             with named(self._path):
                 self._file.close()
 
 
-class Gathered:
+class Gathered(Sink):
     """Keeps the results and hands them to `finish` at the end: formats that are one document.
 
     Without any result no document is written: the error is reported, and the next try finds no file.
@@ -322,15 +315,12 @@ class Gathered:
         if outcome.result is not None:
             self._outcomes.append(outcome)
 
-    def __enter__(self) -> Gathered:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         if self._outcomes:
             self._finish(self._outcomes)
 
 
-Opener = Callable[[], AbstractContextManager[Sink]]
+Opener = Callable[[], Sink]
 
 
 def _under(title: str, text: str) -> str:
