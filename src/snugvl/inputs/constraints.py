@@ -175,7 +175,8 @@ def check_schema(source: str, field: str) -> None:
     targets = {link: referred(link, schema, schema) for link in links}
     if loop := _loop(targets):
         raise RequestError(
-            f"the JSON schema's $ref {loop[:100]!r} leads back to itself, and to nothing else", field=field
+            f"the JSON schema's $ref {loop[:100]!r} leads back to itself, and to nothing else",
+            field=field,
         )
     reach = {link: _Reach(_patterns(target), _links(target)) for link, target in targets.items()}
     for part in _objects(schema):
