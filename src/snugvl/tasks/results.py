@@ -65,8 +65,12 @@ class Reply(_Said):
 
 
 class Result(_Frozen):
-    """A task's result. `truncated`: whether the answer was cut at its token limit, or broke off; its complete
-    part is here; `usage`: tokens of the request, where the engine or the server tells."""
+    """A task's result.
+
+    Attributes:
+        truncated: whether the answer was cut at its token limit, or broke off; its complete part is here.
+        usage: tokens of the request, where the engine or the server tells.
+    """
 
     truncated: bool = Field(
         default=False,
