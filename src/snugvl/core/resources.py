@@ -75,8 +75,7 @@ def _c_library() -> ctypes.CDLL:
 
 
 class Region:
-    """Shared memory, mapped. `view`: its bytes; `descriptor`: what a child inherits, until
-    `keep_to_ourselves`."""
+    """Shared memory, mapped. `view`: its bytes; `descriptor`: of a child, until `keep_to_ourselves`."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.descriptor = descriptor

@@ -150,8 +150,7 @@ class MemoryRow:
 
 
 class Stages:
-    """Makes answers, passes and judgements about `items`. Not thread-safe. `rows`: memory of what was
-    made."""
+    """Makes answers, passes and judgements of `items`. Not thread-safe. `rows`: memory of what was made."""
 
     def __init__(self, items: Sequence[Item], options: LoadOptions, work: Work, clock: Clock) -> None:
         """`options`: device and memory."""

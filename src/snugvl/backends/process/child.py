@@ -65,8 +65,7 @@ class ProcessMeter(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostedModel:
-    """A loaded model, and the meter of its memory. `settled`: called once, when requests are taken; returns
-    at once."""
+    """A loaded model and its meter. `settled`: called when requests are taken; returns at once."""
 
     backend: "Hosted[Any]"
     meter: ProcessMeter

@@ -222,8 +222,7 @@ def _key(size: int) -> GraphKey:
 
 
 class _DecodeBatch:
-    """The buffers of one size's graphs, at fixed addresses. `ids`: `[size]` int64, the tokens whose
-    successors are wanted."""
+    """The buffers of one size's graphs, at fixed addresses. `ids`: `[size]` int64, the newest tokens."""
 
     def __init__(
         self,

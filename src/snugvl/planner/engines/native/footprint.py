@@ -364,8 +364,7 @@ def widened(model: Inventory, settings: Settings) -> int:
 
 
 def native_cpu_components(model: Inventory, settings: Settings) -> list[Component]:
-    """Components of workspace on a CPU, where torch's attention takes masks and grouped heads: no scores are
-    stored."""
+    """Workspace on a CPU, whose attention takes masks and grouped heads and stores no scores."""
     itemsize = settings.itemsize
     chunk = min(settings.chunk, settings.kv_tokens)
     wide = widened(model, settings)

@@ -132,8 +132,7 @@ def expert_width(model: Inventory) -> int:
 
 
 def max_sequences(settings: Settings) -> int:
-    """`--max-num-seqs` of one copy: sequences with room for their whole context, and those that may be
-    preempted."""
+    """`--max-num-seqs` of one copy: sequences with room for whole contexts, and those to be preempted."""
     return max(settings.sequences, settings.concurrency_of_copy)
 
 
