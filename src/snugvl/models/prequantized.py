@@ -179,9 +179,7 @@ def _shapes(rows: int, columns: int, groups: int, bits: int) -> dict[str, tuple[
 
 
 def store(
-    targets: Mapping[str, LoadTarget],
-    matrices: Mapping[str, PackedMatrix],
-    inside: Collection[int],
+    targets: Mapping[str, LoadTarget], matrices: Mapping[str, PackedMatrix], inside: Collection[int]
 ) -> None:
     """Give the linears that `matrices` fill their format, before there is memory. `inside`: ids of the
     modules that may be 4-bit: those of the decoder's layers.

@@ -225,12 +225,7 @@ class _DecodeBatch:
     """The buffers of one size's graphs, at fixed addresses. `ids`: `[size]` int64, the newest tokens."""
 
     def __init__(
-        self,
-        model: Network,
-        cache: KVCache,
-        size: int,
-        table_width: int,
-        hidden: torch.Tensor | None = None,
+        self, model: Network, cache: KVCache, size: int, table_width: int, hidden: torch.Tensor | None = None
     ) -> None:
         self._model = model
         self._cache = cache
@@ -247,11 +242,7 @@ class _DecodeBatch:
         pinned = device.type == "cuda"
         self._staging, self._results, self._chosen = (
             [torch.zeros(count, dtype=dtype, pin_memory=pinned) for _ in range(2)]
-            for count, dtype in (
-                (len(self._arrived), torch.int32),
-                (size, torch.int64),
-                (size, torch.int64),
-            )
+            for count, dtype in ((len(self._arrived), torch.int32), (size, torch.int64), (size, torch.int64))
         )
         self._logits = torch.empty(0)
         self._picked = torch.zeros_like(self._tokens)

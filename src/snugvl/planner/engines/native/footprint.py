@@ -96,10 +96,7 @@ def _per_token(model: Inventory, itemsize: int, *, low_bit: bool) -> int:
     heads = s * (w.q + 2 * w.k)
     moments: tuple[int, ...]
     if low_bit:
-        moments = (
-            s * (2 * w.h + 2 * w.q) + heads,
-            s * (3 * w.h + w.i + 2 * _at_once(w, s)),
-        )
+        moments = (s * (2 * w.h + 2 * w.q) + heads, s * (3 * w.h + w.i + 2 * _at_once(w, s)))
     else:
         moments = (
             s * (3 * w.h + 2 * w.q) + heads,

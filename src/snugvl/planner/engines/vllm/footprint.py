@@ -325,11 +325,7 @@ class Pages:
 def pages(model: Inventory, settings: Settings) -> Pages:
     """The pool's layout for `settings`."""
     return _pages(
-        model,
-        settings.kv_itemsize,
-        settings.itemsize,
-        settings.tensor_parallel,
-        settings.pipeline_parallel,
+        model, settings.kv_itemsize, settings.itemsize, settings.tensor_parallel, settings.pipeline_parallel
     )
 
 
