@@ -317,10 +317,6 @@ class Pages:
         seen = min(group.window - 1 + ASYNC_STEPS * batched_tokens, context)
         return -(-seen // self.block_tokens) + 1
 
-    def logged_tokens(self, pool_bytes: int, context: int, blocks: int) -> int:
-        """Tokens that vLLM logs as "GPU KV cache size". `blocks`: of one sequence of `context` tokens."""
-        return pool_bytes // self.block_bytes * context // blocks
-
 
 def pages(model: Inventory, settings: Settings) -> Pages:
     """The pool's layout for `settings`."""
