@@ -26,7 +26,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -225,7 +224,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--context", type=int, default=256, help="tokens of the prompt")
     parser.add_argument("--multiprocessors", type=int, help="to which the process is held")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
     figures: dict[str, Any] = {}

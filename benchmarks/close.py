@@ -7,18 +7,14 @@ referred to when memory is read, a moment after the end of its `with`. A round a
 captured, once with a grammar. On a GPU a row says what the driver counts for this process, what torch has
 reserved and allocated, and page-locked memory; everywhere host memory, threads and open files.
 
-`--interrupt` adds a load that ends at half of its weights (Ctrl+C) to each round; `--together` one more
-model, with at most 3 GiB, that stays open meanwhile (`--memory` is what both may take then); `--who` names
-the tensors that are left, and what refers to them.
+`--interrupt` adds a load that ends at half of its weights (Ctrl+C) to each round.
 """
 
 import argparse
-import gc
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +28,6 @@ from snugvl.backends.measure import process_reader
 
 PICTURE = Path(__file__).parents[1] / "examples" / "images" / "shapes.png"
 LATER_S = 0.3
-TOGETHER = "3GiB"
 ASKED = 3  # times the same: graphs are captured of what comes again
 MIB = 1 << 20
 
@@ -104,26 +99,9 @@ def interrupted(name: str, options: dict[str, Any]) -> None:
     raise AssertionError("nothing was interrupted")
 
 
-def who() -> None:
-    """Name the tensors of a GPU that are left, and what refers to them."""
-    left = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.is_cuda]
-    for tensor in sorted(left, key=lambda each: -each.nbytes)[:20]:
-        kinds = Counter(
-            type(each).__qualname__ if not isinstance(each, dict) else f"dict of {sorted(map(str, each))[:4]}"
-            for each in gc.get_referrers(tensor)
-            if each is not left
-        )
-        print(f"    {tensor.nbytes:>14,}  {tuple(tensor.shape)} {tensor.dtype}  {dict(kinds)}")
-    pools = Counter[tuple[int, int]]()
-    segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
-    for segment in segments:
-        pools[tuple(segment["segment_pool_id"])] += segment["total_size"]
-    print(f"    {len(left)} tensors; segments by pool: {dict(pools)}")
-
-
 def rounds(arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     """What is left after each close."""
-    options = {"device": str(device), "memory": arguments.memory, "backend": arguments.backend}
+    options = {"device": str(device), "memory": arguments.memory}
     for number in range(1, arguments.rounds + 1):
         for name in arguments.models:
             short = Path(name).name
@@ -140,38 +118,20 @@ def rounds(arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]
 
 def main() -> None:
     """Go round, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = machine.parser(__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--memory", help="most that each may take, such as 20GiB")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--backend", choices=("auto", "native", "transformers"), default="auto")
-    parser.add_argument("--together", help="a model that stays open all the time")
+    parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--interrupt", action="store_true", help="end a load half way in each round, too")
-    parser.add_argument("--who", action="store_true", help="name the tensors that are left at the end")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if arguments.device != "auto":
-        device = torch.device(arguments.device)
+    device = torch.device(arguments.device)
     print(f"{'MiB':<34}{'process':>12}{'reserved':>12}{'allocated':>12}{'page-locked':>12}{'RSS':>10}"
           f"{'threads':>9}{'files':>7}")  # fmt: skip
     rows: list[Row] = []
-    with ExitStack() as open_now:
-        if arguments.together:
-            other = snugvl.load(arguments.together, device=str(device), memory=TOGETHER)
-            ask(open_now.enter_context(other))
-        for row in rounds(arguments, device):
-            rows.append(row)
-            say(row)
-        if arguments.together:
-            ask(other)
-            open_now.close()
-            time.sleep(LATER_S)
-            rows.append(look("the other one, closed", device))
-            say(rows[-1])
-    if arguments.who and device.type == "cuda":
-        who()
+    for row in rounds(arguments, device):
+        rows.append(row)
+        say(row)
     last, turn = rows[-1], len(arguments.models) * (1 + arguments.interrupt)
     first = rows[min(turn, len(rows)) - 1]
     grown = {name: getattr(last, name) - getattr(first, name) for name in ("rss", "threads", "files")}

@@ -7,7 +7,6 @@ longer; the server's own ledger says what of it is not torch's.
 
 import asyncio
 import threading
-import time
 from contextlib import suppress
 from typing import Any, Self
 
@@ -27,7 +26,6 @@ class ProcessPeak:
         self._others = others
         self._nvml, self._handle = _handle()
         self._peak = 0
-        self._asked, self._spent_s = 0, 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="process-peak", daemon=True)
 
@@ -46,20 +44,12 @@ class ProcessPeak:
         peak, self._peak = self._peak, 0
         return peak or None
 
-    @property
-    def look_ms(self) -> float:
-        """What asking NVML once takes: the engine does so ten times a second."""
-        return 1000 * self._spent_s / max(self._asked, 1)
-
     def _watch(self) -> None:
         while not self._over.wait(EVERY_S):
-            begun = time.perf_counter()
             with suppress(self._nvml.NVMLError):
                 found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
                 sizes = [each.usedGpuMemory or 0 for each in found if each.pid not in self._others]
                 self._peak = max(self._peak, *sizes, 0)
-            self._spent_s += time.perf_counter() - begun
-            self._asked += 1
 
 
 class DriverTrace:

@@ -1,7 +1,7 @@
 """Experts in host memory on our own engine: tokens a second by how often they are found on the GPU.
 
     python benchmarks/expert_cache.py CHECKPOINT [--weights int4] [--memory 7200MiB] [--hits 0 40 60 80]
-    python benchmarks/expert_cache.py CHECKPOINT --pageable [--against 42.3] [--whole] [--out FILE]
+    python benchmarks/expert_cache.py CHECKPOINT --pageable [--whole] [--out FILE]
     python benchmarks/expert_cache.py CHECKPOINT --device cpu --weights bf16 --slots 2 --tokens 8 --prompt 40
 
 CHECKPOINT may have random weights (`random_checkpoint.py`): its router's choices are replaced in steps of
@@ -13,13 +13,12 @@ The plan for --memory says how many slots there are, and runs; --slots takes oth
 memory isn't page-locked, as under WSL2, and the host chooses. Printed: seconds to load; for each rate seconds
 to the first token of a prompt (1,088 tokens: a picture of 1,024² with its question), tokens a second of one
 answer, the rate that was met, bytes across PCI Express a token; with --whole beside the same weights all on
-the device. With --against, the rate at which another engine's tokens a second are met.
+the device.
 """
 
 import argparse
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +163,7 @@ def run(arguments: argparse.Namespace, draw: Draw, slots: int | str | None) -> l
         found = answer(engine, cache, arguments.prompt, arguments.tokens)
         by_gpu = cache is not None and cache.device_slots > 0
         rows.append(
-            {"slots": slots, "by_gpu": by_gpu, "asked": rate, "load_s": round(loading_s, 1)} | vars_of(found)
+            {"slots": slots, "by_gpu": by_gpu, "asked": rate, "load_s": round(loading_s, 1)} | asdict(found)
         )
         print(
             f"{'all' if slots is None else slots:>5} slots, {'-' if rate is None else rate:>3} % asked: "
@@ -184,21 +183,6 @@ def run(arguments: argparse.Namespace, draw: Draw, slots: int | str | None) -> l
     return rows
 
 
-def vars_of(found: Measured) -> dict[str, float]:
-    """Its fields by name."""
-    return {name: getattr(found, name) for name in Measured.__slots__}
-
-
-def break_even(rows: Sequence[dict[str, Any]], against: float) -> float | None:
-    """The rate at which a token takes as long as another engine's: seconds are linear in it."""
-    drawn = [row for row in rows if row["asked"] is not None]
-    if len({row["hit_rate"] for row in drawn}) < 2:
-        return None
-    rates = [row["hit_rate"] for row in drawn]
-    slope, start = np.polyfit(rates, [1 / row["tokens_per_s"] for row in drawn], 1)
-    return float((1 / against - start) / slope)  # below 0: always quicker; above 1: never
-
-
 def main() -> None:
     """Read the arguments, measure, save."""
     parser = machine.parser(__doc__)
@@ -212,9 +196,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--pageable", action="store_true", help="in memory that isn't page-locked")
-    parser.add_argument("--against", type=float, help="another engine's tokens a second on this machine")
     parser.add_argument("--whole", action="store_true", help="also with all experts on the device")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     draw = Draw(torch.device(arguments.device))
 
@@ -224,17 +206,11 @@ def main() -> None:
     Experts.forward = drawn  # type: ignore[method-assign]
     rows: list[dict[str, Any]] = []
     for slots in arguments.slots or ["planned"]:
-        found = run(arguments, draw, slots)
-        if arguments.against and (even := break_even(found, arguments.against)) is not None:
-            print(f"{slots:>5} slots: as quick as {arguments.against:g} tokens/s at a hit rate of {even:.0%}")
-        rows += found
+        rows += run(arguments, draw, slots)
     if arguments.whole:
         rows += run(arguments, draw, None)
-    machine.save(
-        "expert_cache",
-        {"arguments": {k: str(v) for k, v in vars(arguments).items()}, "rows": rows},
-        arguments.out,
-    )
+    words = {name: str(value) for name, value in vars(arguments).items()}
+    machine.save("expert_cache", {"arguments": words, "rows": rows}, arguments.out)
 
 
 if __name__ == "__main__":

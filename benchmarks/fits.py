@@ -12,7 +12,6 @@ picture with 128 tokens. Bisected between LOW, which should fail, and HIGH, whic
 
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import machine
@@ -101,7 +100,6 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--roomy", action="store_true")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     found = [measure(model, arguments.device, roomy=arguments.roomy) for model in arguments.models]
     results = dict(found)

@@ -410,7 +410,6 @@ def main() -> None:
     parser.add_argument(
         "--drawn", type=int, default=0, help="pictures to ask about, instead of the three cases"
     )
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     print(machine.describe())
     folder, pictured = arguments.checkpoint, arguments.drawn

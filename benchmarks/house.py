@@ -197,15 +197,11 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--revision", help="count this commit instead of the working tree")
-    parser.add_argument("--list", action="store_true", help="also print where")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         house = House(checked_out(given.revision, Path(folder)) if given.revision else ROOT)
         for what, figure in table(house):
             print(f"{what:<62}{figure:>10}")
-        if given.list:
-            for lines in (house.engine_comparisons(), house.classes_twice(), house.docstrings_like(DIALECT)):
-                print("", *lines, sep="\n  ")
     if not given.revision:
         step = decode_step()
         own = [each for each in step if each[0].startswith("engine/")]

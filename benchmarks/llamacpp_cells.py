@@ -8,9 +8,9 @@ and removed. A ballast leaves 7,200 MiB of the card (`ballast.py`); `snugvl serv
 starts the server and is asked about a photograph of twelve megapixels, which it scales down to the largest
 picture of the plan, as many at once as there are slots, and then to read a text of nearly the whole context.
 Taken is the peak of the server's process as NVML counts it, its CUDA context included. Cells that the file
-of `--out` has are not run again (failed ones are with `--again`); it is saved after each, and none is begun
-that may not end within `--seconds`. `--cells` takes numbers as `--list` shows them, or cells in words, as
-4B-Q8_0:8192:1:1024:fp8. Exit code 1: a cell failed, is more than 3 % and 96 MiB off, or was left out.
+of `--out` has are not run again but for those that failed; it is saved after each, and none is begun
+that may not end within `--seconds`. `--cells` takes the numbers of cells, which are those of `cells()`.
+Exit code 1: a cell failed, is more than 3 % and 96 MiB off, or was left out.
 
 `--speed`: tokens a second instead, on the whole card, of llama.cpp and our engine on the same model, the
 same GGUF files and the formats of ours; this needs `random_checkpoint.py`'s disk space, too. `--device cpu`
@@ -107,13 +107,6 @@ def cells() -> list[Cell]:
         for each in (common[0], common[1], common[2])
     ]
     return found
-
-
-def in_words(text: str) -> Cell:
-    """A cell such as 4B-Q8_0:8192:1:1024:fp8."""
-    name, context, slots, tokens, *kv = text.split(":")
-    model, _, kind = name.rpartition("-")
-    return Cell(model, kind, int(context), int(slots), int(tokens), *kv)
 
 
 def make(name: str, folder: Path, tokenizer: Path) -> Path:
@@ -259,10 +252,10 @@ def bytes_of(name: str) -> float:
 def measure(given: argparse.Namespace, end: float) -> bool:
     """All cells that there is time for; whether all went well."""
     results, good = Results(given.out), True
-    done = {name for name, row in results.rows.items() if row["said"] is None or not given.again}
+    done = {name for name, row in results.rows.items() if row["said"] is None}
     every = cells()
-    chosen = [every[int(each)] if each.isdigit() else in_words(each) for each in given.cells or ()]
-    wanted = [cell for cell in chosen or every if not given.models or cell.file in given.models]
+    chosen = [every[each] for each in given.cells or range(len(every))]
+    wanted = [cell for cell in chosen if not given.models or cell.file in given.models]
     left = [cell for cell in wanted if cell.name not in done]
     longest = CELL_S
     for index, cell in enumerate(left):
@@ -276,7 +269,7 @@ def measure(given: argparse.Namespace, end: float) -> bool:
         results.add(row)
         show(row)
         good = good and near(row)
-        if not given.keep and cell.file not in {each.file for each in left[index + 1 :]}:
+        if cell.file not in {each.file for each in left[index + 1 :]}:
             remove(cell.file, given.folder)
     rows = [results.rows[cell.name] for cell in wanted if cell.name in results.rows]
     fine = sum(near(row) for row in rows)
@@ -316,10 +309,9 @@ def compare(given: argparse.Namespace, end: float) -> bool:
             results.add(row)
             good = good and row["said"] is None
             print(f"{name:<28}{row['said'] or row['shown']}", flush=True)
-            if path.suffix and not given.keep and path not in [later for _, later, _ in ways[index + 1 :]]:
+            if path.suffix and path not in [later for _, later, _ in ways[index + 1 :]]:
                 remove(path.stem, given.folder)
-        if not given.keep:
-            shutil.rmtree(given.folder / model, ignore_errors=True)
+        shutil.rmtree(given.folder / model, ignore_errors=True)
     return good
 
 
@@ -348,24 +340,17 @@ def speed(model: str, words: list[str]) -> dict[str, Any]:
 def main() -> None:
     """The command line."""
     parser = machine.parser(__doc__)
+    parser.set_defaults(out=machine.RESULTS / "llamacpp_cells.json")
     parser.add_argument("--server", default="", help="llama-server; without one, as snugvl finds it")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="of the files: 20 GB at most")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--cells", nargs="*")
+    parser.add_argument("--cells", nargs="*", type=int)
     parser.add_argument("--models", nargs="*", help="such as 4B-Q8_0; with --speed such as 4B")
     parser.add_argument("--free-mib", type=int, default=FREE_MIB)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--keep", action="store_true", help="leave the files")
-    parser.add_argument("--again", action="store_true", help="cells that failed, too")
-    parser.add_argument("--list", action="store_true")
     parser.add_argument("--speed", action="store_true")
     given = parser.parse_args()
-    if given.list:
-        for index, cell in enumerate(cells()):
-            print(f"{index:>3} {cell.name}")
-        return
     given.out.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + given.seconds
     sys.exit(not (compare if given.speed else measure)(given, end))

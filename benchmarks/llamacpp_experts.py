@@ -11,14 +11,15 @@ takes more than --memory (MiB) is said so: a card of that size wouldn't run it.
 """
 
 import argparse
-import json
 import random
 import subprocess
 import tempfile
 import time
-import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 import machine
 from driver_bytes import ProcessPeak
@@ -32,13 +33,8 @@ def ask(prompt: list[int]) -> dict[str, Any]:
     body = {
         "prompt": prompt, "n_predict": TOKENS, "ignore_eos": True, "cache_prompt": False, "temperature": 0,
     }  # fmt: skip
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{PORT}/completion",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310
-        found: dict[str, Any] = json.load(answer)["timings"]
+    answer = httpx.post(f"http://127.0.0.1:{PORT}/completion", json=body, timeout=300, trust_env=False)
+    found: dict[str, Any] = answer.raise_for_status().json()["timings"]
     return found
 
 
@@ -54,11 +50,10 @@ def measure(arguments: argparse.Namespace, layers: int) -> dict[str, Any]:
         try:
             while True:
                 assert running.poll() is None, Path(log.name).read_text()[-3000:]
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5).close()
-                    break
-                except OSError:
-                    time.sleep(0.5)
+                with suppress(httpx.HTTPError):
+                    if httpx.get(f"http://127.0.0.1:{PORT}/health", timeout=5, trust_env=False).is_success:
+                        break
+                time.sleep(0.5)
             loaded = time.monotonic() - begun
             prompt = [random.randrange(10, 90000) for _ in range(1088)]
             ask(prompt)
@@ -83,7 +78,6 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=7200)
     parser.add_argument("--more", action="append", default=[], help="further words: --more=-ub --more=2048")
     parser.add_argument("--plain", action="store_true", help="without flash attention")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
     for layers in arguments.layers:

@@ -132,7 +132,7 @@ def main() -> None:
     parser = machine.parser(__doc__)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=machine.RESULTS / "smollm2" / "llamacpp.json")
+    parser.set_defaults(out=machine.RESULTS / "smollm2" / "llamacpp.json")
     given = parser.parse_args()
     found: dict[str, Any] = {}
     asked = list(prompts(given.prompts))

@@ -17,8 +17,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """A script's command line, whose help is its docstring."""
-    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """A script's command line: its help is its docstring, and `--out` is where raw results go."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--out", type=Path)
+    return made
 
 
 def describe() -> dict[str, Any]:

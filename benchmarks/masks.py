@@ -1,7 +1,7 @@
 """Typed answers against free ones: how fast, alone and in company, and whether they are the same.
 
     python benchmarks/masks.py [MODEL] [--device cuda] [--out FILE]
-    python benchmarks/masks.py CHECKPOINT --concurrency 32 --least-run 2
+    python benchmarks/masks.py CHECKPOINT --concurrency 32
 
 Answers that follow a JSON schema are given three times: with the tokens that the schema forces computed one
 by one, with those appended at once (`EngineConfig.skip_forced`), and as many free tokens to each request. All
@@ -13,8 +13,7 @@ with it in one interpreter. Then forced tokens are always appended at once.
 
 `--schema limited` has a `maxLength` for each string, near which a mask takes longest; `plain` has none.
 Then tasks: objects and boxes of the pictures in `examples/images`, tokens a second and seconds an answer,
-with forced tokens one by one and at once. `--least-run` is how many forced tokens are worth a step of chunks
-on a GPU (`engine/runner.py`); `--step-graphs` captures CUDA graphs of such steps wherever they fit.
+with forced tokens one by one and at once. `--step-graphs` captures CUDA graphs of these steps.
 """
 
 import argparse
@@ -34,7 +33,6 @@ import snugvl
 from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
 from snugvl.core.messages import Grammar, Request, user
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine import runner
 from snugvl.errors import SnugvlError
 from snugvl.model import Model
 
@@ -92,6 +90,16 @@ def timed(model: Any, requests: list[Request], clients: int) -> tuple[Answers, f
     return answers, sum(tokens for _, tokens in answers) / (time.perf_counter() - start)
 
 
+def ratio(speeds: list[float], others: list[float]) -> float:
+    """Median of the ratios within a round."""
+    return median(mine / other for mine, other in zip(speeds, others, strict=True))
+
+
+def differ(answers: Answers, others: Answers) -> int:
+    """How many answers differ."""
+    return sum(mine != other for mine, other in zip(answers, others, strict=True))
+
+
 def level(
     model: Any, form: str, clients: int, count: int, tokens: int, rounds: int
 ) -> tuple[dict[str, Any], Answers]:
@@ -113,11 +121,8 @@ def level(
     row: dict[str, Any] = {"clients": clients, "requests": count}
     row |= {f"{kind}, tokens/s": median(speeds[kind]) for kind in KINDS}
     for kind in KINDS[:2]:
-        ratios = [mine / free for mine, free in zip(speeds[kind], speeds["free"], strict=True)]
-        row[f"{kind} / free"] = median(ratios)
-    row["answers that differ"] = sum(
-        a != b for other in found[1:] for a, b in zip(found[0], other, strict=True)
-    )
+        row[f"{kind} / free"] = ratio(speeds[kind], speeds["free"])
+    row["answers that differ"] = sum(differ(found[0], other) for other in found[1:])
     return row, found[0]
 
 
@@ -170,13 +175,10 @@ async def served_level(
         if round_ > 1:
             speeds["typed"].append(measured)
             speeds["free"].append(other)
-    ratios = [mine / free for mine, free in zip(speeds["typed"], speeds["free"], strict=True)]
     row: dict[str, Any] = {"clients": clients, "requests": count}
     row |= {f"{kind}, tokens/s": median(values) for kind, values in speeds.items()}
-    row["typed / free"] = median(ratios)
-    row["answers that differ"] = sum(
-        a != b for other in found[1:] for a, b in zip(found[0], other, strict=True)
-    )
+    row["typed / free"] = ratio(speeds["typed"], speeds["free"])
+    row["answers that differ"] = sum(differ(found[0], other) for other in found[1:])
     row["complete JSON"] = f"{sum(_is_json(text) for text, _ in found[0])} of {count}"
     show(row)
     return row
@@ -191,11 +193,8 @@ def task(model: Any, name: str, ask: Callable[[Path], object], rounds: int) -> d
         seconds, rates = [], []
         with forced(model, at_once=kind == "at once"):
             for round_ in range(1 + rounds):
-                before, skipped, start = (
-                    engine.stats.generated_tokens,
-                    engine.stats.forced_tokens,
-                    time.perf_counter(),
-                )
+                before, skipped = engine.stats.generated_tokens, engine.stats.forced_tokens
+                start = time.perf_counter()
                 said = [ask(picture) for picture in pictures]
                 took, tokens = time.perf_counter() - start, engine.stats.generated_tokens - before
                 skipped = engine.stats.forced_tokens - skipped
@@ -225,12 +224,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, help="sequences to plan for")
-    parser.add_argument("--least-run", type=int, help="forced tokens that are worth a step of chunks")
     parser.add_argument("--step-graphs", action="store_true", default=None)
     parser.add_argument(
         "--schema", choices=SCHEMAS, default="limited", help="strings with a limit, or without"
     )
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--served", action="store_true", help="by an engine in a process of its own")
     options = parser.parse_args()
     figures: dict[str, Any]
@@ -238,17 +235,10 @@ def main() -> None:
         figures = {"model": options.model, "schema": options.schema, "served": asyncio.run(served(options))}
         machine.save("masks", figures, options.out)
         return
-    runner.LEAST_RUN = options.least_run or runner.LEAST_RUN
     model: Model = snugvl.load(
         options.model, device=options.device, concurrency=options.concurrency, step_graphs=options.step_graphs
     )
-    figures = {
-        "model": options.model,
-        "schema": options.schema,
-        "least_run": runner.LEAST_RUN,
-        "levels": [],
-        "tasks": [],
-    }
+    figures = {"model": options.model, "schema": options.schema, "levels": [], "tasks": []}
     alone: Answers = []
     for pair in options.levels.split(","):
         clients, count = map(int, pair.split(":"))

@@ -27,10 +27,9 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import httpx
 
@@ -169,21 +168,6 @@ def show(result: dict[str, Any]) -> None:
     print(*(f"      {line}" for line in result["wrong"][:5]), sep="\n")
 
 
-@contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """These variables are set for processes that are started in here."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def variables(folder: str, unseen_mib: int, *, untold: bool) -> dict[str, str]:
     """Those of a life whose caches are in `folder`, on a card whose driver takes `unseen_mib` more.
 
@@ -221,7 +205,6 @@ def measure(argument: str, life: str, chosen: argparse.Namespace) -> dict[str, A
             result |= {"free_bytes": ballast.free_bytes, "card_peak_bytes": gpu_peak_bytes(watch)}
             runs.append(result)
             show(result)
-        print(f"  asking NVML once took {peak.look_ms:.2f} ms", flush=True)
     return {"name": name, "life": life, "weights": weights, "at_start": told, "runs": runs}
 
 
@@ -266,14 +249,13 @@ def main() -> None:
     )
     parser.add_argument("--serve", default="", help='More options of the server: --serve="--experts cpu".')
     parser.add_argument("--lives", nargs="+", choices=LIVES, default=LIVES)
-    parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     results: list[dict[str, Any]] = []
     for argument in chosen.models:
         with tempfile.TemporaryDirectory() as folder:
             for life in chosen.lives:
                 try:
-                    with environment(**variables(folder, chosen.unseen, untold=chosen.untold)):
+                    with patch.dict(os.environ, variables(folder, chosen.unseen, untold=chosen.untold)):
                         results.append(measure(argument, life, chosen))
                 except SnugvlError as error:
                     print(f"\n{argument}, {life}: {error}", flush=True)

@@ -77,7 +77,6 @@ from snugvl.models.networks import LoadableNetwork, without_memory
 KIB = 1024
 BY_TRITON = ("PAIR", "FLIP")  # constants that Triton's version decides
 SHORT = 6  # digits of a digest of what is launched
-RESULTS = Path(__file__).parent / "results"
 CARDS = {
     "RTX 2080": Hardware((7, 5), 46),
     "A100": Hardware((8, 0), 108),
@@ -537,7 +536,7 @@ def main() -> None:
         "--check", nargs="*", metavar="CARD:NETWORK", help="compile nothing: is it up to date?"
     )
     parser.add_argument("--print", action="store_true", help="compile nothing: write the table again")
-    parser.add_argument("--out", type=Path, default=RESULTS / "other_cards.json")
+    parser.set_defaults(out=machine.RESULTS / "other_cards.json")
     arguments = parser.parse_args()
     table, began = Table(arguments.out), time.perf_counter()
     if arguments.check is not None:

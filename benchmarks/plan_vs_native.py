@@ -68,18 +68,10 @@ def measure(checkpoint: str, weights: Any, cell: Cell, device: str) -> dict[str,
     from snugvl.core.options import LoadOptions
     from snugvl.model import Model
 
-    began, pixels = time.perf_counter(), cell.side**2
+    began, pixels = time.perf_counter(), cell.side**2 or None
     try:
-        loaded = load_engine(
-            LoadOptions(
-                checkpoint,
-                device=device,
-                weights=weights,
-                context=cell.context,
-                max_pixels=pixels or None,
-                memory=cell.memory,
-            )
-        )
+        wanted: dict[str, Any] = {"context": cell.context, "max_pixels": pixels, "memory": cell.memory}
+        loaded = load_engine(LoadOptions(checkpoint, device=device, weights=weights, **wanted))
     except snugvl.DoesNotFit as error:
         return {"refused": str(error)}
     load_s = time.perf_counter() - began
@@ -155,23 +147,17 @@ def fill(model: Any, requests: int, tokens_of: Callable[[int, int], int]) -> Non
 
 def run(checkpoint: str, weights: str, cell: str, device: str) -> dict[str, Any]:
     """A cell in a process of its own."""
-    command = [
-        sys.executable,
-        __file__,
-        checkpoint,
-        "--weights",
-        weights,
-        "--cells",
-        cell,
-        "--device",
-        device,
-    ]
+    command = [sys.executable, __file__, checkpoint, "--weights", weights, "--cells", cell]
     row: dict[str, Any] = {"checkpoint": Path(checkpoint).name, "wished": weights, "cell": cell}
     row["memory"] = Cell.of(cell).memory
     began = time.perf_counter()
     try:
         ran = subprocess.run(
-            [*command, "--one"], capture_output=True, text=True, timeout=CELL_PATIENCE_S, check=False
+            [*command, "--device", device, "--one"],
+            capture_output=True,
+            text=True,
+            timeout=CELL_PATIENCE_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return row | {"failed": f"no end after {CELL_PATIENCE_S} s"}
@@ -256,7 +242,6 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=list(CELLS))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--jobs", type=int, default=6)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     checkpoints, weights, cells = arguments.checkpoints, arguments.weights, arguments.cells

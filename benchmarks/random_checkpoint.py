@@ -122,9 +122,8 @@ def layer_of(name: str) -> int:
 
 def main() -> None:
     """Write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("model")
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("out", type=Path)

@@ -81,9 +81,8 @@ def _pieces(made: Array, nbytes: int) -> Iterator[Array]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("model", help="of the catalogue")
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("out", type=Path)

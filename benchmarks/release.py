@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from training.format_cost import questions
 from training.releases import CODER
 
 import machine
@@ -66,16 +67,9 @@ def compare(ours: Answer, theirs: Answer) -> dict[str, Any]:
     return {"equal": min(len(ours), len(theirs)), "lead": None, "whole": len(ours) == len(theirs)}
 
 
-def prompts(count: int) -> list[str]:
-    """The questions of `training/format_cost.py`."""
-    from training.format_cost import questions
-
-    return list(questions(count))
-
-
 def beside(theirs: Path, count: int) -> dict[str, Any]:
     """The GGUF on our engine, beside llama.cpp."""
-    asked, written = prompts(count), json.loads(theirs.read_text())
+    asked, written = list(questions(count)), json.loads(theirs.read_text())
     assert [row["prompt"] for row in written["answers"]] == asked
     began = time.perf_counter()
     with snugvl.load(CODER.file(), backend="native", memory="7200MiB") as model:
@@ -140,7 +134,6 @@ def main() -> None:
     parser.add_argument("--llamacpp", type=Path, help="write llama.cpp's answers there")
     parser.add_argument("--beside", type=Path, help="llama.cpp's answers")
     parser.add_argument("--work", type=Path, default=Path())
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--speed", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.speed:
@@ -149,7 +142,7 @@ def main() -> None:
         return
     if given.llamacpp:
         options: dict[str, Any] = {"context": 1024, "concurrency": AT_ONCE}
-        asked = prompts(given.prompts)
+        asked = list(questions(given.prompts))
         with snugvl.load(CODER.file(), backend="llamacpp", device="cpu", **options) as model:
             found = answers(model.backend, asked, AT_ONCE)
         rows = [{"prompt": text, "tokens": made} for text, made in zip(asked, found, strict=True)]

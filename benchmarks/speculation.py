@@ -1,5 +1,6 @@
 """Drafted tokens: how fast answers come with speculation off, by n-grams and by its own choice.
 
+    export PYTHONPATH=.
     python benchmarks/speculation.py [MODEL] [--device cuda] [--out FILE]
     python benchmarks/speculation.py smollm2 --dtype bfloat16
     python benchmarks/speculation.py CHECKPOINT --forced          # 2.5 tokens a step, of any weights
@@ -19,22 +20,20 @@ own.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from importlib import import_module
 from itertools import cycle
-from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 from PIL import Image
+from training.releases import SMOLLM2
 
 import machine
 import snugvl
-from masks import PICTURES, Answers, show, timed
+from masks import PICTURES, Answers, differ, ratio, show, timed
 from snugvl.core.messages import Grammar, Picture, Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import speculation
@@ -129,15 +128,12 @@ def level(
     row |= {"tokens": sum(n for _, n in said["off"])}
     row |= {f"{mode}, tokens/s": median(speeds[mode]) for mode in modes}
     for mode in modes[1:]:
-        ratios = [mine / off for mine, off in zip(speeds[mode], speeds["off"], strict=True)]
         drafted, accepted = guessers[mode].drafted, guessers[mode].accepted
-        row[f"{mode} / off"] = median(ratios)
+        row[f"{mode} / off"] = ratio(speeds[mode], speeds["off"])
         row[f"{mode}: guessed, right"] = f"{drafted}, {accepted / max(drafted, 1):.0%}"
         row[f"{mode}: processor time / off"] = seconds[mode] / seconds["off"]
         row[f"{mode}: steps / steps off"] = steps[mode] / steps["off"]
-        row[f"{mode}: answers that differ"] = sum(
-            a != b for a, b in zip(said["off"], said[mode], strict=True)
-        )
+        row[f"{mode}: answers that differ"] = differ(said["off"], said[mode])
     return row
 
 
@@ -191,10 +187,10 @@ def forced(
             if round_:
                 speeds[name].append(speed)
                 steps[name] += engine.steps - before
-    ratios = [mine / off for mine, off in zip(speeds["forced"], speeds["off"], strict=True)]
     row: dict[str, Any] = {"kind": kind, "method": method, "clients": clients, "requests": count}
     row |= {f"{name}, tokens/s": median(values) for name, values in speeds.items()}
-    row |= {"forced / off": median(ratios), "forced: steps / steps off": steps["forced"] / steps["off"]}
+    row |= {"forced / off": ratio(speeds["forced"], speeds["off"])}
+    row |= {"forced: steps / steps off": steps["forced"] / steps["off"]}
     return row | {"forced: right of the guessed": guesser.accepted / max(guesser.drafted, 1)}
 
 
@@ -212,21 +208,11 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32, help="sequences to plan for")
     parser.add_argument("--context", type=int, default=768)
     parser.add_argument("--step-graphs", action="store_true", default=None)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    folder = options.model
-    if folder == "smollm2":
-        sys.path.insert(0, str(Path(__file__).parent.parent / "training"))
-        folder = str(import_module("smollm2").folder())
-    model: Any = snugvl.load(
-        folder,
-        device=options.device,
-        dtype=options.dtype,
-        concurrency=options.concurrency,
-        context=options.context,
-        step_graphs=options.step_graphs,
-        speculation=options.method,
-    )
+    folder = SMOLLM2.folder() if options.model == "smollm2" else options.model
+    names = ("device", "dtype", "concurrency", "context", "step_graphs")
+    loading: dict[str, Any] = {name: getattr(options, name) for name in names}
+    model: Any = snugvl.load(folder, speculation=options.method, **loading)
     figures: dict[str, Any] = {"model": options.model, "dtype": model.backend.capabilities.dtype}
     figures |= {"sequences": model.backend._engine.config.max_num_seqs, "levels": []}
     kinds = ["JSON of pictures", "typed, of pictures"]

@@ -13,7 +13,6 @@ The first start of all may read torch from the disk.
 
 import os
 from contextlib import nullcontext
-from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -61,13 +60,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="first starts, in new folders")
-    parser.add_argument("--side", type=int, default=1024)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     # Where this is set, every start compiles our sources anew; installed packages are compiled once.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     options = ["--weights", arguments.weights, "--device", arguments.device, "--context", "4096"]
-    asked = question((arguments.side, arguments.side), 2)
+    asked = question((1024, 1024), 2)
     found = []
     for _ in range(max(arguments.first, 1)):
         with TemporaryDirectory() if arguments.first else nullcontext() as folder:

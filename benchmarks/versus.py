@@ -136,24 +136,20 @@ class Question:
     levels: tuple[tuple[int, int], ...]
     repeat: int
 
-    def ask(self, url: str, ready_s: float | None) -> BenchmarkResult:
-        """Warm up, then measure; `ready_s` is kept with the result, where the server was started for it."""
+    def ask(self, url: str, ready_s: float) -> BenchmarkResult:
+        """Warm up, then measure; `ready_s` is kept with the result."""
         warm = tuple((clients, clients) for clients, _ in self.levels)
-        BenchmarkRun(self._settings(url, warm, 1, self.workload.seed + 500_000), _quiet).run()
+        BenchmarkRun(self._settings(url, warm, 1, self.workload.seed + 500_000), lambda _: None).run()
         measurement = BenchmarkRun(self._settings(url, self.levels, self.repeat, self.workload.seed), print)
         measurement.run()
         assert measurement.result is not None
-        return replace(measurement.result, start=None if ready_s is None else StartTimes(ready_s, None))
+        return replace(measurement.result, start=StartTimes(ready_s, None))
 
     def _settings(
         self, url: str, levels: tuple[tuple[int, int], ...], repeat: int, seed: int
     ) -> BenchmarkSettings:
         workload = replace(self.workload, seed=seed)
         return BenchmarkSettings(url, None, None, (), levels, workload, repeat, 1, 180.0)
-
-
-def _quiet(text: str) -> None:
-    del text
 
 
 def ours(model: str, options: list[str], question: Question) -> BenchmarkResult:
@@ -214,7 +210,6 @@ def main() -> None:
     parser.add_argument("--peer-options", default="", help="added to its command")
     parser.add_argument("--goals", choices=GOALS, default="qwen3-vl")
     parser.add_argument("--peer-path", help="PYTHONPATH of the peer.")
-    parser.add_argument("--peer-url", help="of a peer that runs already, on the same machine, and is idle")
     parser.add_argument("--serve", default="", help="Further options of ours: --serve=--no-step-graphs")
     parser.add_argument("--no-peer", action="store_true", help="Only ours.")
     parser.add_argument("--out-folder", type=Path, default=Path("benchmarks/results"))
@@ -228,15 +223,8 @@ def main() -> None:
     question = Question(workload, tuple((clients, count) for clients, count in levels), arguments.repeat)
     folder: Path = arguments.out_folder
     folder.mkdir(parents=True, exist_ok=True)
-    options = [
-        "--weights",
-        arguments.weights,
-        "--device",
-        arguments.device,
-        "--context",
-        str(arguments.context),
-        *shlex.split(arguments.serve),
-    ]
+    options = ["--weights", arguments.weights, "--device", arguments.device]
+    options += ["--context", str(arguments.context), *shlex.split(arguments.serve)]
     mine = ours(arguments.model, options, question)
     print(as_text(report(mine)), flush=True)
     (folder / f"versus_{arguments.name}_ours.json").write_text(to_json(mine))
@@ -244,16 +232,8 @@ def main() -> None:
         return
     try:
         log = folder / f"versus_{arguments.name}_peer.log"
-        if arguments.peer_url is not None:
-            other = question.ask(arguments.peer_url, None)
-        else:
-            other = theirs(
-                f"{arguments.peer} {arguments.peer_options}",
-                arguments.model,
-                arguments.peer_path,
-                log,
-                question,
-            )
+        command = f"{arguments.peer} {arguments.peer_options}"
+        other = theirs(command, arguments.model, arguments.peer_path, log, question)
     except PeerDied as error:
         sys.exit(f"the peer did not start: {error}")
     (folder / f"versus_{arguments.name}_peer.json").write_text(to_json(other))

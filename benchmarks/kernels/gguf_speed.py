@@ -33,7 +33,7 @@ from triton.runtime import driver
 
 import machine
 from kernels import kernel_tiles
-from kernels.kernel_tiles import READ_BANDWIDTH, SHAPES, TOLERANCE, Cell, Products, replay_us
+from kernels.kernel_tiles import READ_BANDWIDTH, SHAPES, TOLERANCE, Cell, Products, in_parts, replay_us
 from snugvl.layers.ggml import LAYOUTS, GgmlType, parts_of
 from snugvl.layers.kernels.compiler import ahead_of_time
 from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
@@ -60,22 +60,22 @@ MODELS = (
 CELL = "4096:1024:4:7200MiB"
 
 
+def block_of(kind: str) -> GgmlType | None:
+    """A type of blocks by its name; None: a format that isn't of blocks."""
+    return next((each for each in LAYOUTS if each == kind), None)
+
+
 def blocks(kind: Any, rows: int, columns: int) -> Weights:
     """Random codes with scales that a model could have."""
-    name = next((each for each in LAYOUTS if each == kind), None)
+    name = block_of(kind)
     if name is None:
         return plain(kind, rows, columns)
     parts = parts_of([(name, rows)], columns)
     data = torch.randint(0, 256, (parts[0].nbytes(columns),), device="cuda", dtype=torch.uint8)
-    parts[0].planes(data, columns)[-1].copy_(halves(name, rows, columns))
+    halves = columns // LAYOUTS[name].block * LAYOUTS[name].planes[-1] // 2  # scales, and addends
+    values = torch.full((rows, halves), 1e-4, dtype=torch.float16, device="cuda")
+    parts[0].planes(data, columns)[-1].copy_(values.view(torch.uint8))
     return Weights("ggml", rows, columns, data, parts=parts)
-
-
-def halves(kind: GgmlType, rows: int, columns: int) -> torch.Tensor:
-    """The last plane: scales, and addends where there are some."""
-    layout = LAYOUTS[kind]
-    values = torch.full((rows, columns // layout.block * layout.planes[-1] // 2), 1e-4, dtype=torch.float16)
-    return values.cuda().view(torch.uint8)
 
 
 plain = kernel_tiles.random_weights
@@ -98,7 +98,7 @@ def held_of(cell: Cell) -> Products:
 def tiles_of(cell: Cell, others: bool) -> list[Fragments]:
     """What the package takes first, then the others that fit."""
     rows, columns, swiglu = SHAPES[cell.size][cell.shape]
-    kind = next((each for each in LAYOUTS if each == str(cell.format)), None)
+    kind = block_of(cell.format)
     if kind is None:  # not of these kernels
         return [TILES[0]]
     own = ggml.lone_tile(rows // 2 if swiglu else rows, columns)
@@ -119,11 +119,11 @@ def taken(tile: Fragments) -> Any:
     return mock.patch.object(ggml, "lone_tile", return_value=tile)
 
 
-def compile_only(args: argparse.Namespace, shard: int, shards: int) -> None:
-    """Every `shards`th tile; says how long each took."""
+def compile_only(args: argparse.Namespace) -> None:
+    """Every so many-th tile; says how long each took."""
     hardware, launches = hardware_of(torch.device("cuda")), []
     todo = [(cell, tile) for cell in cells(args) for tile in tiles_of(cell, args.tiles)]
-    for cell, tile in todo[shard::shards]:
+    for cell, tile in todo[args.part :: args.processes]:
         with torch.inference_mode(), dry_run(hardware) as found, taken(tile):
             without_memory(cell)
         launches += [(f"{cell.size} {cell.shape} {cell.format} {astuple(tile)}", launch) for launch in found]
@@ -137,7 +137,7 @@ def compile_only(args: argparse.Namespace, shard: int, shards: int) -> None:
 def without_memory(cell: Cell) -> None:
     """The cell's product, of tensors that have none."""
     rows, columns, swiglu = SHAPES[cell.size][cell.shape]
-    kind = next((each for each in LAYOUTS if each == str(cell.format)), None)
+    kind = block_of(cell.format)
     if kind is None:
         return
     parts = parts_of([(kind, rows)], columns)
@@ -153,14 +153,9 @@ def without_memory(cell: Cell) -> None:
 
 def compile_all(args: argparse.Namespace) -> list[dict[str, Any]]:
     """All tiles, by processes; the slowest kernels and those that failed are printed."""
-    again, start = [sys.executable, *sys.argv, "--compile"], time.perf_counter()
-    workers = [
-        subprocess.Popen([*again, f"{i}/{args.processes}"], stdout=subprocess.PIPE, text=True)
-        for i in range(args.processes)
-    ]
-    found = []
-    for worker in workers:
-        for line in worker.communicate()[0].splitlines():
+    start, found = time.perf_counter(), []
+    for printed in in_parts(args.processes):
+        for line in printed.splitlines():
             product_, kernel, seconds, error = json.loads(line)
             found.append({"product": product_, "kernel": kernel, "seconds": seconds, "error": error})
             if error:
@@ -233,21 +228,21 @@ def whole(model: str, kind: str, work: Path) -> dict[str, Any]:
 def main() -> None:
     """The command line."""
     parser = machine.parser(__doc__)
-    parser.add_argument("--out", type=Path, default=machine.RESULTS / "h200" / "gguf_speed.json")
+    parser.set_defaults(out=machine.RESULTS / "h200" / "gguf_speed.json")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SHAPES))
     parser.add_argument("--tiles", action="store_true", help="try other tiles for one row")
     parser.add_argument("--types", nargs="+", default=[*LAYOUTS, "int4"], choices=[*LAYOUTS, "int4"])
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
     parser.add_argument("--processes", type=int, default=14, help="that compile tiles")
-    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=["products", "models"], help="leave the others out")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.answer:
         print(machine.answer_speed(args.answer, "one two three", device="cuda", language_only=True))
         return
-    if args.compile:
-        compile_only(args, *map(int, args.compile.split("/")))
+    if args.part is not None:
+        compile_only(args)
         return
     found: dict[str, Any] = {"products": []}
     if args.only != "models":

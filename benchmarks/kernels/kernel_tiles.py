@@ -1,7 +1,7 @@
 """Which kernel and which tiles the products with stored weights run fastest in, on this GPU, shape by shape.
 
-    python benchmarks/kernels/kernel_tiles.py --out results.json [--sizes 2b] [--formats fp8 int4]
-                                              [--tokens 1 8]
+    export PYTHONPATH=benchmarks
+    python benchmarks/kernels/kernel_tiles.py --out FILE [--sizes 2b] [--formats fp8 int4] [--tokens 1 8]
 
 Each cell replays a CUDA graph over as many different weights as a model has layers, so that nothing comes
 from the L2 cache, and prints microseconds and the share of the read bandwidth: what the package takes by
@@ -17,14 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import product as combinations
-from pathlib import Path
 from statistics import median
 from unittest import mock
 
 import torch
 from torch.nn.functional import silu
 
+import machine
 from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.products import linear
 from snugvl.layers.kernels.products.dequantize import swiglu as swiglu_into
@@ -176,31 +175,15 @@ def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
     return tiles
 
 
-def variants(args: argparse.Namespace, cell: Cell) -> Iterator[tuple[str, Tile]]:
-    """What the package takes, then what is tried."""
+def variants(cell: Cell) -> Iterator[tuple[str, Tile]]:
+    """What the package takes, then kernels and tiles to try."""
     yield "default", ()
-    tried = possible(cell, thorough=args.thorough)
-    yield from (each for each in tried if args.kernels is None or each[0] in args.kernels)
-
-
-def possible(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
-    """Kernels and tiles to try: the skinny and the lone one's, and those of the others with `thorough`."""
-    swiglu = SHAPES[cell.size][cell.shape][2]
     if cell.format == "bf16":
         yield "library", ()
     if cell.tokens <= 32:
         yield from (("skinny", tile) for tile in skinny_tiles(cell))
     if cell.tokens == 1 and cell.format not in ("int4", "bf16"):
         yield from (("lone", tile) for tile in lone_tiles(cell))
-    if not thorough:
-        return
-    if cell.tokens == 1:
-        yield from (("vector", tile) for tile in combinations((2, 4, 8, 16), (4, 8, 16), (2, 4, 8)))
-    bm = 16 if cell.tokens <= 16 else 32 if cell.tokens <= 32 else 64 if cell.tokens <= 64 else 128
-    splits = (1, 2, 4, 8) if cell.tokens <= 64 else (1,)
-    for bn, split, warps, stages in combinations((32, 64, 128), splits, (4, 8), (3, 5)):
-        if bn * (2 if swiglu else 1) <= 128:
-            yield "matrix", (bm, bn, split, warps, stages)
 
 
 @contextmanager
@@ -218,7 +201,7 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
         mock.patch.object(linear, "SKINNY_BYTES", 0),
         mock.patch.object(linear, "LONE", linear.LONE if kernel == "lone" else frozenset()),
         mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel == "lone" else HEAD_OUTPUTS),
-        mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
+        mock.patch.object(linear, "VECTOR_ROWS", 0),
         mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
         mock.patch.object(linear, "NORM_APART", kernel == "skinny" and len(tile) == 5),
     ):
@@ -230,8 +213,8 @@ def cells(args: argparse.Namespace) -> list[Cell]:
     return [
         Cell(size, shape, kind, tokens)
         for size in args.sizes
-        for shape in args.shapes
-        for kind in (args.formats if shape != "head" else [h for h in HEADS if h in args.heads])
+        for shape in SHAPES[size]
+        for kind in (args.formats if shape != "head" else HEADS)
         for tokens in args.tokens
     ]
 
@@ -277,11 +260,11 @@ class Products:
         return y if self.residual is None else y + self.residual.float()
 
 
-def measure(args: argparse.Namespace, cell: Cell) -> list[Result]:
+def measure(cell: Cell) -> list[Result]:
     """Every variant of one cell, the fastest first; one that is wrong or fails is told and left out."""
     products = Products(cell)
     expected, results = products.expected(), []
-    for kernel, tile in variants(args, cell):
+    for kernel, tile in variants(cell):
         with chosen(kernel, tile):
             try:
                 error = float((products.one(products.stored[0]).float() - expected).norm() / expected.norm())
@@ -297,55 +280,53 @@ def measure(args: argparse.Namespace, cell: Cell) -> list[Result]:
     return sorted(results, key=lambda result: result.us)
 
 
-def compile_only(args: argparse.Namespace, shard: int, shards: int) -> None:
+def in_parts(processes: int) -> list[str]:
+    """Run this script in so many processes, each told its `--part`; what each printed."""
+    again = [sys.executable, *sys.argv, "--part"]
+    workers = [
+        subprocess.Popen([*again, str(part)], stdout=subprocess.PIPE, text=True) for part in range(processes)
+    ]
+    return [worker.communicate()[0] for worker in workers]
+
+
+def compile_only(args: argparse.Namespace) -> None:
     """Run a share of all variants once, so that the cache on disk has them."""
-    everything = [(c, *v) for c in cells(args) for v in variants(args, c)]
-    for cell, kernel, tile in everything[shard::shards]:
+    everything = [(cell, *variant) for cell in cells(args) for variant in variants(cell)]
+    for cell, kernel, tile in everything[args.part :: args.processes]:
         products = Products(cell, only=1)
         with chosen(kernel, tile), suppress(Exception):  # the measurement tells
             products.all()
 
 
-def show(results: list[Result], most: int) -> None:
+def show(results: list[Result]) -> None:
     """What the package takes by itself, and the best."""
     default = [result for result in results if result.kernel == "default"]
     others = [result for result in results if result.kernel != "default"]
-    for r in default + others[:most]:
+    for r in default + others[:4]:
         name = f"{r.cell.size} {r.cell.shape:8}{r.cell.format:5} M={r.cell.tokens:<4}"
         tile = " ".join(map(str, r.tile))
         print(f"{name} {r.kernel:8}{tile:14}{r.us:8.2f} us {r.bandwidth:5.0%}  {r.error:.1e}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path)
+    parser = machine.parser(__doc__)
     parser.add_argument("--sizes", nargs="+", default=list(SHAPES))
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES["2b"]))
     parser.add_argument("--formats", nargs="+", default=["fp8", "int4"])
-    parser.add_argument("--heads", nargs="*", default=list(HEADS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[1])
-    parser.add_argument("--processes", type=int, default=14)
-    parser.add_argument("--most", type=int, default=4, help="variants to print of a cell")
-    parser.add_argument("--kernels", nargs="+", help="leave the others out")
-    parser.add_argument("--thorough", action="store_true", help="the other kernels' tiles too")
-    parser.add_argument("--compile", help="SHARD/SHARDS: only compile")
+    parser.add_argument("--processes", type=int, default=14, help="that compile")
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.compile:
-        compile_only(args, *map(int, args.compile.split("/")))
+    if args.part is not None:
+        compile_only(args)
         return
     start = time.perf_counter()
-    again = [sys.executable, *sys.argv, "--compile"]
-    workers = [subprocess.Popen([*again, f"{i}/{args.processes}"]) for i in range(args.processes)]
-    for worker in workers:
-        worker.wait()
+    in_parts(args.processes)
     print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
     everything: list[Result] = []
     for cell in cells(args):
-        results = measure(args, cell)
+        results = measure(cell)
         everything += results
-        show(results, args.most)
+        show(results)
     if args.out:
         args.out.write_text(json.dumps([asdict(result) for result in everything]))
 

@@ -14,13 +14,10 @@ Every one is compared with the package's own result first. Tiles are compiled by
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product as combinations
-from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -28,7 +25,7 @@ from unittest import mock
 import torch
 
 import machine
-from kernels.kernel_tiles import SHAPES, TOLERANCE, copy, random_weights
+from kernels.kernel_tiles import SHAPES, TOLERANCE, copy, in_parts, random_weights
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kernels.products import linear, tiles
 from snugvl.layers.kv_cache import KVCache
@@ -221,14 +218,8 @@ def search(size: str, kind: FormatName, repeats: int) -> dict[str, Any]:
     with chosen(size, best):
         after = layers.layer_us(repeats)
     print(f"  {before:.2f} µs a layer, with the best {after:.2f}: {best}", flush=True)
-    return {
-        "size": size,
-        "bytes": layers.nbytes,
-        "us": before,
-        "best_us": after,
-        "best": best,
-        "tried": tried,
-    }
+    figures = {"us": before, "best_us": after, "best": best, "tried": tried}
+    return {"size": size, "bytes": layers.nbytes, **figures}
 
 
 def main() -> None:
@@ -239,7 +230,6 @@ def main() -> None:
     parser.add_argument("--only", action="store_true", help="the package's tiles")
     parser.add_argument("--processes", type=int, default=12, help="that compile")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.part is not None:
         prepare(args.part, args.processes, args.sizes, args.format)
@@ -251,19 +241,7 @@ def main() -> None:
             found.append({"size": size, "bytes": layers.nbytes, "us": layers.layer_us(args.repeats)})
             print(f"{size}: {layers.nbytes / 1e6:.1f} MB a layer, {found[-1]['us']:.2f} µs", flush=True)
     else:
-        command = [
-            sys.executable,
-            __file__,
-            "--processes",
-            str(args.processes),
-            "--format",
-            args.format,
-            "--sizes",
-            *args.sizes,
-        ]
-        parts = [subprocess.Popen([*command, "--part", str(part)]) for part in range(args.processes)]
-        for part in parts:
-            part.wait()
+        print(*in_parts(args.processes), sep="", flush=True)
         found = [search(size, args.format, args.repeats) for size in args.sizes]
     if args.out:
         args.out.write_text(json.dumps({"machine": machine.describe(), "results": found}))

@@ -60,16 +60,7 @@ if TYPE_CHECKING:
     from snugvl.loading import load
     from snugvl.model import Model
     from snugvl.tasks.conversation import AsyncConversation, Conversation
-    from snugvl.tasks.results import (
-        Answer,
-        Box,
-        Caption,
-        Detection,
-        Detections,
-        Reply,
-        Scene,
-        SceneObject,
-    )
+    from snugvl.tasks.results import Answer, Box, Caption, Detection, Detections, Reply, Scene, SceneObject
     from snugvl.tasks.surface import Tasks
 
 _LAZY = {
@@ -84,17 +75,7 @@ _LAZY = {
     "user": "inputs.talk",
     "video": "inputs.given",
     **dict.fromkeys(
-        (
-            "Capabilities",
-            "Delta",
-            "Message",
-            "Picture",
-            "Request",
-            "Stream",
-            "Text",
-            "Usage",
-            "Video",
-        ),
+        ("Capabilities", "Delta", "Message", "Picture", "Request", "Stream", "Text", "Usage", "Video"),
         "core.messages",
     ),
     **dict.fromkeys(

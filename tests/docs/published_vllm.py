@@ -138,7 +138,7 @@ def tokens_of(seen: Mapping[str, Any], model: Inventory, settings: Settings, kv_
     if seen.get("by_block"):
         return nbytes // pool.block_bytes // len(pool.groups) * pool.block_tokens
     blocks = pool.blocks(settings.context, settings.chunk, states=2 if seen.get("prefix_cache", True) else 1)
-    return pool.logged_tokens(nbytes, settings.context, blocks)
+    return nbytes // pool.block_bytes * settings.context // blocks
 
 
 def overhead_of(planned: Footprint) -> int:

@@ -12,6 +12,7 @@ from snugvl.checkpoint.facts import (
     TextFacts,
     VisionFacts,
 )
+from snugvl.planner.footprint.total import Footprint, Phase
 
 BYTES = {"BF16": 2, "F8_E4M3": 1, "F32": 4, "I32": 4}
 
@@ -162,3 +163,8 @@ def text_only(facts: ModelFacts) -> ModelFacts:
     """The same without its vision tower."""
     tensors = tuple(tensor for tensor in facts.tensors if tensor.role != "vision")
     return replace(facts, vision=None, tensors=tensors)
+
+
+def phase_bytes(plan: Footprint, phase: Phase) -> int:
+    """Bytes of the components of one phase of a footprint."""
+    return sum(component.nbytes for component in plan.components if component.phase == phase)

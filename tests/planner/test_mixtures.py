@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from benchmarks.mixtures import ROWS, Row, predicted
 
 from snugvl.backends.llamacpp.settings import arguments_of
 from snugvl.checkpoint.catalogue import catalogue_facts
@@ -26,9 +25,7 @@ from snugvl.planner.report.sections import report
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.speed import Speed, copy_rate, roofline, speed_text, step_reads
 from snugvl.planner.wishes import Wishes
-
-Q4, Q3 = "ggml-org/Qwen3.6-35B-A3B-GGUF:Q4_K_M", "bartowski/Qwen_Qwen3.6-35B-A3B-GGUF:Q3_K_M"
-VL_30B = "Qwen/Qwen3-VL-30B-A3B-Instruct-GGUF:Q4_K_M"
+from tests.planner.mixtures import Q3, Q4, ROWS, Row, predicted
 
 
 # Published decode tokens a second (the project's anchors): card, kind of host memory if known, file, rate.

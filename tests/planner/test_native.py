@@ -30,7 +30,7 @@ from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_components
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
-from tests.planner.models import SHAPES, qwen3_vl
+from tests.planner.models import SHAPES, phase_bytes, qwen3_vl
 from tests.planner.test_workspace import values
 from tests.planner.trace import Trace
 
@@ -243,9 +243,9 @@ def test_loading_fits_into_the_place_of_the_cache() -> None:
     device = Device(450 * MIB, compute_capability=CAPABILITY)
     short = Settings("native", "int4", "int8", context=1024, eager=False)
     found = footprint(model, replace(short, context=8192), device)
-    assert found.phase_bytes("load") == 0
+    assert phase_bytes(found, "load") == 0
     small = footprint(model, replace(short, sequences=1, context=64), device)
-    assert 0 < small.phase_bytes("load") < native.loading_bytes(model, short, 1)
+    assert 0 < phase_bytes(small, "load") < native.loading_bytes(model, short, 1)
 
 
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])

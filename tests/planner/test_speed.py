@@ -5,9 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.planned_speed import Row, held, planned, rows, within
 
-from benchmarks import planned_speed
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Gpu
@@ -16,6 +14,8 @@ from snugvl.planner.engines import rules_of
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import ENGINES, Settings
 from snugvl.planner.speed import Speed, rate_text, roofline, speed_text
+from tests.planner import planned_speed
+from tests.planner.planned_speed import Row, held, planned, rows, within
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/planned_speed.md"
 NOW = [row for row in rows() if row.code != "before"]

@@ -12,15 +12,7 @@ from typing import Generic
 
 from snugvl.backends.mailbox import OneAnswer
 from snugvl.backends.receiver import Receiver
-from snugvl.core.messages import (
-    Capabilities,
-    Delta,
-    GoOn,
-    Message,
-    Request,
-    ToolUse,
-    going_on,
-)
+from snugvl.core.messages import Capabilities, Delta, GoOn, Message, Request, ToolUse, going_on
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens, check_combination, check_pictures
 from snugvl.engine.sampling.grammar import TokenGrammar
@@ -90,10 +82,8 @@ class Hosted(ABC, Generic[P]):
         return self._capabilities
 
     def submit(self, request: Request, go_on: GoOn = going_on) -> ReceiverStream:
-        """Prepare and start a request; it runs whether or not the stream is read.
-
-        Args:
-            go_on: called while it is prepared; nothing is started where it raises.
+        """Prepare and start a request; it runs whether or not the stream is read. `go_on`: called while it is
+        prepared; nothing is started where it raises.
 
         Raises:
             RequestError, ImageError: it is wrong, or too large; nothing was started.

@@ -119,8 +119,7 @@ class Meter:
         )
 
     def _settled(self) -> tuple[int, int | None]:
-        """(torch's bytes, the process' bytes or None) at the same time: the engine works in another
-        thread."""
+        """(torch's bytes, the process' or None) at the same time: the engine works in another thread."""
         reserved, process = torch.cuda.memory_reserved(self._device), self._process_bytes()
         for _ in range(TRIES):
             again = torch.cuda.memory_reserved(self._device)

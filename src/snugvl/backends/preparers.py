@@ -102,10 +102,7 @@ class Preparers:
         discard: Callable[[T], object] = lambda _: None,
     ) -> T:
         """`submit`, and wait in an event loop. A cancelled caller gives the work up, and waits for its end.
-
-        Args:
-            discard: called with a result that is no longer wanted.
-        """
+        `discard`: called with a result that is no longer wanted."""
 
         def begun() -> T:
             preparation.go_on()

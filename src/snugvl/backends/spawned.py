@@ -151,10 +151,7 @@ class Log:
 
 class SpawnedProcess(ABC):
     """A process that was started here. Lives in one event loop; how it is told to end its subclass says.
-
-    Attributes:
-        log: what it has printed.
-    """
+    `log`: what it has printed."""
 
     def __init__(self, popen: "subprocess.Popen[bytes]", name: str, form: LogForm) -> None:
         """`name`: the process' in half a sentence."""

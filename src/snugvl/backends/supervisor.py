@@ -111,13 +111,8 @@ class Lives:
         return EngineUnavailable(self.detail, retry_after_s=self.health().retry_after_s or GIVEN_UP_S)
 
     def start(self, detail: str, live: Callable[[], Awaitable[float | None]]) -> None:
-        """Begin with the first life, in a task.
-
-        Args:
-            detail: what it does now.
-            live: one life from its start to its end; returns the seconds until the next one, or None where
-                there is none.
-        """
+        """Begin with the first life, in a task. `detail`: what it does now; `live`: one life from its start
+        to its end; returns the seconds until the next one, or None where there is none."""
         assert self._task is None, "an engine is started once"
         self.expect("starting", detail)
         self._task = asyncio.create_task(self._run(live), name="snugvl-supervisor")
@@ -135,8 +130,7 @@ class Lives:
             self.detail = f"{self._last_death} ({detail})"
 
     def become_ready(self, detail: str) -> None:
-        """Note that the engine is ready: requests are taken from now on, unless the server is shutting
-        down."""
+        """Note that the engine is ready and takes requests, unless the server is shutting down."""
         self._ready_at = time.monotonic()
         self._load_s = self._ready_at - self._began_at
         self.count += 1
@@ -172,8 +166,7 @@ class Lives:
         self.state, self.detail, self.progress = "failed", str(error), None
 
     def expect(self, state: State, detail: str, pause_s: float = 0.0) -> None:
-        """Set the state, and expect it to be ready after the pause and the seconds that the last load
-        took."""
+        """Set the state, and expect to be ready after the pause and the seconds that the last load took."""
         self.state, self.detail, self.progress = state, detail, 0.0
         self._ready_by = time.monotonic() + pause_s + self._load_s
 
@@ -243,11 +236,9 @@ class LivingEngine(Protocol):
 
     async def run(self) -> Ending:
         """Return when it has ended."""
-        ...
 
     async def stop(self) -> None:
         """End it and wait; nothing is left of what was started for it."""
-        ...
 
 
 L = TypeVar("L", bound=LivingEngine)

@@ -206,12 +206,8 @@ HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """The cost of generating the load in this process.
-
-    Attributes:
-        cpu_share: share of one core, while the level ran.
-        lag_median_s, lag_p99_s, lag_max_s: how late the event loop woke up: times are wrong by so much.
-    """
+    """The cost of generating the load in this process. `cpu_share`: share of one core, while the level ran;
+    `lag_median_s`, `lag_p99_s`, `lag_max_s`: how late the event loop woke up: times are wrong by so much."""
 
     cpu_share: float
     lag_median_s: float

@@ -80,11 +80,8 @@ def pull(
     fits: Fits | None = None,
     watch: Watch | None = None,
 ) -> Pulled:
-    """Download `model` into the Hub cache, or finish or check what is there.
-
-    Args:
-        force: download although the disk or the plan has no room.
-        fits: why the model can't be used on this machine, or None if it can.
+    """Download `model` into the Hub cache, or finish or check what is there. `force`: download although the
+    disk or the plan has no room; `fits`: why the model can't be used on this machine, or None if it can.
 
     Raises:
         CheckpointNotFound, CheckpointError: no such model, no network, a refused or corrupt file.
@@ -123,8 +120,7 @@ def pull(
 
 
 def _objection(model: str, hub: Hub, listing: Listing, fits: Fits) -> str | None:
-    """The objection of `fits`, or None; also None for a model that the plan can't read: another engine may
-    run it."""
+    """The objection of `fits`, or None; None too for a model that only another engine may run."""
     try:
         facts = assemble(model, hub.material(listing))
     except CheckpointError:

@@ -106,11 +106,9 @@ class ImageRule(Protocol):
 
     def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
         """Prompt tokens of an image, without the few wrapper tokens around it."""
-        ...
 
     def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
         """Patches the vision tower works on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,11 +359,7 @@ def tokenizer_files(values: Mapping[str, Any], where: str) -> dict[str, dict[str
 
 
 def _document(
-    tokens: list[str],
-    kinds: list[int],
-    merges: list[list[str]],
-    cut: Cut,
-    framed: str | None,
+    tokens: list[str], kinds: list[int], merges: list[list[str]], cut: Cut, framed: str | None
 ) -> dict[str, Any]:
     """The content of `tokenizer.json`. `framed`: tokens that come before a whole text."""
     normaliser, steps, whole = cut

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import Annotated, Final
 
 import typer
+from typer import Option
 
 from snugvl.backends.process.launch import Launched
 from snugvl.cli import (
@@ -79,7 +80,7 @@ def _print_version(value: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from snugvl.cli import options
 from snugvl.cli.terminal import SOME_FAILED, ended_like_ctrl_c, printable, say, write
@@ -28,7 +29,7 @@ SEED = 1000
 
 Model = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         envvar="SNUGVL_MODEL",
         help="What to serve, as for snugvl serve; with --server a name that it serves.",
@@ -36,20 +37,17 @@ Model = Annotated[
 ]
 ServeOptions = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SERVE_OPTION", help="More options of snugvl serve, after -- and a MODEL."),
+    Argument(metavar="SERVE_OPTION", help="More options of snugvl serve, after -- and a MODEL."),
 ]
 Server = Annotated[
-    str | None,
-    options.server_option("Measure a running server of OpenAI's API instead of starting one."),
+    str | None, options.server_option("Measure a running server of OpenAI's API instead of starting one.")
 ]
 Compare = Annotated[
-    tuple[Path, Path] | None,
-    typer.Option("--compare", metavar="A.json B.json", help="Print the ratios of two saved results."),
+    tuple[Path, Path] | None, Option(metavar="A.json B.json", help="Print the ratios of two saved results.")
 ]
 Levels = Annotated[
     str,
-    typer.Option(
-        "--levels",
+    Option(
         metavar="CLIENTS:REQUESTS,...",
         callback=lambda value: value if _levels(value) else None,
         help="How many clients send how many requests.",
@@ -57,44 +55,26 @@ Levels = Annotated[
 ]
 Image = Annotated[
     str,
-    typer.Option(
-        "--image",
+    Option(
         metavar="WIDTHxHEIGHT",
         callback=lambda value: value if _size(value) else None,
         help="Size of each picture in pixels.",
     ),
 ]
-NoImage = Annotated[bool, typer.Option("--no-image", help="Send text only.")]
-SameImage = Annotated[
-    bool, typer.Option("--same-image", help="One picture for all, so that caches may help.")
-]
+NoImage = Annotated[bool, Option("--no-image", help="Send text only.")]
+SameImage = Annotated[bool, Option("--same-image", help="One picture for all, so that caches may help.")]
 PromptTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--prompt-tokens", min=1, help="About how many tokens of text a request has; default: one question."
-    ),
+    int | None, Option(min=1, help="About how many tokens of text a request has; default: one question.")
 ]
-MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=1, help="Tokens of each answer, where the server takes ignore_eos.")
-]
-Repeat = Annotated[int, typer.Option("--repeat", min=1, help="How often all levels run.")]
-Warmup = Annotated[
-    int, typer.Option("--warmup", min=0, help="Requests of each client before a level, not counted.")
-]
+MaxTokens = Annotated[int, Option(min=1, help="Tokens of each answer, where the server takes ignore_eos.")]
+Repeat = Annotated[int, Option(min=1, help="How often all levels run.")]
+Warmup = Annotated[int, Option(min=0, help="Requests of each client before a level, not counted.")]
 Seed = Annotated[
     int | None,
-    typer.Option(
-        "--seed",
-        min=0,
-        help="Seed of pictures and texts; without: new ones for a --server, else always the same.",
-    ),
+    Option(min=0, help="Seed of pictures and texts; without: new ones for a --server, else always the same."),
 ]
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, help="Seconds without an answer after which a request fails.")
-]
-Json = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Save every request's times and more.")
-]
+Timeout = Annotated[float, Option(min=0.001, help="Seconds without an answer after which a request fails.")]
+Json = Annotated[Path | None, Option(metavar="FILE", help="Save every request's times and more.")]
 
 
 @options.grouped(options.load_options("bench"))

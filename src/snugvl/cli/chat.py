@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote, unquote
 
-import typer
+from typer import Argument, Option
 
 from snugvl.cli import options, session, sources
 from snugvl.cli.records import Job
@@ -53,12 +53,9 @@ _NOT_IN_A_LINK: Final = re.compile(r"""[\s()<>%\\"?#]""")
 @options.grouped()
 def chat(
     images: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[IMAGE]...", help="Pictures or videos to begin with."),
+        list[str] | None, Argument(metavar="[IMAGE]...", help="Pictures or videos to begin with.")
     ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="A system message for the model.")
-    ] = None,
+    system: Annotated[str | None, Option(metavar="TEXT", help="A system message for the model.")] = None,
     quiet: options.Quiet = False,
     *,
     choice: options.ModelChoice,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
+from typer import Argument, Option
 
 from snugvl.cli import options, records, session, sources
 from snugvl.cli.options import ModelChoice, OutputChoice
@@ -35,7 +36,7 @@ TaskName = Literal["caption", "ask", "detect", "scene"]
 
 Model = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         help="A folder or a Hub id: the reference, as its files have it.",
         autocompletion=options.downloaded_models,
@@ -48,62 +49,41 @@ def compare(
     model: Model,
     images: Annotated[
         list[str],
-        typer.Argument(
-            metavar="IMAGE...", help="Files (PDFs too), folders or quoted globs ('photos/**/*.jpg')."
-        ),
+        Argument(metavar="IMAGE...", help="Files (PDFs too), folders or quoted globs ('photos/**/*.jpg')."),
     ],
     weights: Annotated[
         str | None,
-        typer.Option(
-            "--weights",
-            metavar="FORMAT,...",
-            help=f"Formats of the weights: {', '.join(get_args(WeightsName)[1:])}.",
-        ),
+        Option(metavar="FORMAT,...", help=f"Formats of the weights: {', '.join(get_args(WeightsName)[1:])}."),
     ] = None,
     kv_cache: Annotated[
-        str | None,
-        typer.Option("--kv-cache", metavar="FORMAT,...", help="Formats of keys and values: bf16, fp8."),
+        str | None, Option(metavar="FORMAT,...", help="Formats of keys and values: bf16, fp8.")
     ] = None,
     tower_weights: Annotated[
-        str | None,
-        typer.Option(
-            "--tower-weights", metavar="FORMAT,...", help="Formats of the vision tower: bf16, int8."
-        ),
+        str | None, Option(metavar="FORMAT,...", help="Formats of the vision tower: bf16, int8.")
     ] = None,
     max_pixels: Annotated[
-        str | None,
-        typer.Option("--max-pixels", metavar="N,...", help="Pixels that larger images are scaled down to."),
+        str | None, Option(metavar="N,...", help="Pixels that larger images are scaled down to.")
     ] = None,
     other_model: Annotated[
         list[str] | None,
-        typer.Option(
-            "--other-model",
-            metavar="MODEL",
-            help="Compare this model with MODEL; it must have the same tokenizer.",
-        ),
+        Option(metavar="MODEL", help="Compare this model with MODEL; it must have the same tokenizer."),
     ] = None,
     task: Annotated[
         TaskName | None,
-        typer.Option(
-            "--task", help="What is asked: ask with --question, detect with --object, else caption."
-        ),
+        Option(help="What is asked: ask with --question, detect with --object, else caption."),
     ] = None,
     question: Annotated[
-        list[str] | None, typer.Option("--question", "-q", help="A question about each; again for more.")
+        list[str] | None, Option("--question", "-q", help="A question about each; again for more.")
     ] = None,
     objects: Annotated[
-        list[str] | None, typer.Option("--object", metavar="NAME", help="What to look for; again for more.")
+        list[str] | None, Option("--object", metavar="NAME", help="What to look for; again for more.")
     ] = None,
     reference_pixels: Annotated[
-        int | None,
-        typer.Option(
-            "--reference-pixels", min=1, help="The reference's image size; default: the variants' largest."
-        ),
+        int | None, Option(min=1, help="The reference's image size; default: the variants' largest.")
     ] = None,
     passes: Annotated[
         int,
-        typer.Option(
-            "--passes",
+        Option(
             min=1,
             max=64,
             help="Times that the reference is read: the first finds the figures, each other one how its "
@@ -115,11 +95,11 @@ def compare(
     *,
     load: LoadOptions,
     json: Annotated[
-        bool, typer.Option("--json", help="JSON Lines: an object an answer, then one a variant.")
+        bool, Option("--json", help="JSON Lines: an object an answer, then one a variant.")
     ] = False,
     output: options.Output = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an unfinished comparison of the same --output.")
+        bool, Option("--resume", help="Go on with an unfinished comparison of the same --output.")
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:

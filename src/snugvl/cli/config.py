@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from typer import Argument
 
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.terminal import plainly, printable, say, write
@@ -35,7 +36,7 @@ _KEY: Final = re.compile(r"\s*([\w-]+)\s*=")
 app = typer.Typer(
     cls=CommandGroup, help="Keep the options that you give every time (model, memory, port …) in a TOML file."
 )
-Key = Annotated[str, typer.Argument(metavar="KEY", help="An option, as memory; of one command, serve.port.")]
+Key = Annotated[str, Argument(metavar="KEY", help="An option, as memory; of one command, serve.port.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -120,7 +121,7 @@ def set_(
     context: typer.Context,
     key: Key,
     value: Annotated[
-        str | None, typer.Argument(metavar="VALUE", help="Text, a number, true or false; or KEY=VALUE.")
+        str | None, Argument(metavar="VALUE", help="Text, a number, true or false; or KEY=VALUE.")
     ] = None,
 ) -> None:
     """Set a key."""

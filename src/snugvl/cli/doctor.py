@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer import Argument, Option
 
 from snugvl.cli import options
 from snugvl.cli.options import DEFAULT_MODEL, MachineChoice, machine_from
@@ -36,39 +37,31 @@ Line = list[tuple[str, str]]  # pieces of text, each with a style of rich or ""
 @options.grouped()
 def doctor(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="With --check: whose kernels; pocket by default.")
+        str | None, Argument(metavar="[MODEL]", help="With --check: whose kernels; pocket by default.")
     ] = None,
     *,
     machine: MachineChoice,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check", help="Check every kernel that MODEL would use on this GPU beside plain torch."
-        ),
+        Option("--check", help="Check every kernel that MODEL would use on this GPU beside plain torch."),
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(
-            "--report",
+        Option(
             metavar="FILE",
             help="Write a file for an issue, without names of people, folders and models; - prints it.",
         ),
     ] = None,
     measure_context: Annotated[
-        bool,
-        typer.Option("--measure-context", help="Measure what a CUDA context costs here, and remember it."),
+        bool, Option("--measure-context", help="Measure what a CUDA context costs here, and remember it.")
     ] = False,
     record: Annotated[
-        Path | None,
-        typer.Option("--record", metavar="FILE", help="Write the machine to a file for --machine."),
+        Path | None, Option(metavar="FILE", help="Write the machine to a file for --machine.")
     ] = None,
     log: Annotated[
-        str | None,
-        typer.Option("--log", metavar="FILE", help="Say why an engine failed, from its log; - reads a pipe."),
+        str | None, Option(metavar="FILE", help="Say why an engine failed, from its log; - reads a pipe.")
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="One JSON object, described in docs/machine.md.")
-    ] = False,
+    json: Annotated[bool, Option("--json", help="One JSON object, described in docs/machine.md.")] = False,
 ) -> None:
     """Show the memory of this machine, who holds it, what is odd, and what would free some."""
     if log is not None:

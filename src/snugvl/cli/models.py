@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from snugvl.cli.options import DownloadedModel, Quiet, known_models
 from snugvl.cli.terminal import printable, say, write, write_json
@@ -26,17 +27,15 @@ Fits = Callable[["ModelFacts"], str | None]
 def pull(
     model: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="MODEL",
             help="Hub id, as Qwen/Qwen3-VL-2B-Instruct-FP8, or owner/name:Q4_K_M for GGUF files.",
             autocompletion=known_models,
         ),
     ],
-    revision: Annotated[
-        str | None, typer.Option("--revision", metavar="REVISION", help="Branch, tag or commit.")
-    ] = None,
+    revision: Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit.")] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Download even if the disk or the plan has no room.")
+        bool, Option("--force", help="Download even if the disk or the plan has no room.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -130,9 +129,7 @@ Judge = Callable[["ModelFacts"], str | None]
 
 
 def list_models(
-    json: Annotated[
-        bool, typer.Option("--json", help="Print a list of objects, with sizes in bytes.")
-    ] = False,
+    json: Annotated[bool, Option("--json", help="Print a list of objects, with sizes in bytes.")] = False,
 ) -> None:
     """Show the models on this machine: size, format, whether each fits now, and where it is.
 
@@ -209,13 +206,9 @@ def _fits(row: dict[str, Any]) -> str:
 
 def rm(
     model: DownloadedModel,
-    revision: Annotated[
-        str | None, typer.Option("--revision", metavar="REVISION", help="Branch, tag or commit (main).")
-    ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Remove every revision, and unfinished downloads.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    revision: Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit (main).")] = None,
+    every: Annotated[bool, Option("--all", help="Remove every revision, and unfinished downloads.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Don't ask.")] = False,
 ) -> None:
     """Remove a downloaded model from the Hub cache. Other revisions and shared files stay."""
     from snugvl.checkpoint.cached import removal, remove

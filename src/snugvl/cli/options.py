@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from snugvl.cli.terminal import say
@@ -115,7 +116,7 @@ class MachineChoice:
 
     gpu: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             autocompletion=cards,
             help="Describe a machine: its GPU, such as rtx-5060, or none.",
@@ -123,30 +124,24 @@ class MachineChoice:
     ] = None
     os: Annotated[
         Literal["linux", "wsl2", "windows", "macos", "other"] | None,
-        typer.Option(help="The described machine's system (linux by default, macos with a GPU of Apple's)."),
+        Option(help="The described machine's system (linux by default, macos with a GPU of Apple's)."),
     ] = None
     held: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE",
-            callback=size,
-            help="GPU memory that other programs hold there, such as 951MiB.",
+        Option(
+            metavar="SIZE", callback=size, help="GPU memory that other programs hold there, such as 951MiB."
         ),
     ] = None
     vram: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE",
-            callback=size,
-            help="GPU memory in all, such as 8151MiB; known for most GPUs.",
+        Option(
+            metavar="SIZE", callback=size, help="GPU memory in all, such as 8151MiB; known for most GPUs."
         ),
     ] = None
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="How many of these GPUs the machine has.")] = (
-        None
-    )
+    gpus: Annotated[int | None, Option(metavar="N", help="How many of these GPUs the machine has.")] = None
     ram: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="SIZE",
             callback=size,
             help="System memory, such as 32GiB; with --os wsl2 the PC's, of which WSL2 has half.",
@@ -154,13 +149,13 @@ class MachineChoice:
     ] = None
     ddr: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="KIND",
             help="Kind of system memory, such as DDR4-3200; 4xDDR4-3200 has four channels instead of two.",
         ),
     ] = None
     machine: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A recording that snugvl doctor --record made.")
+        Path | None, Option(metavar="FILE", help="A recording that snugvl doctor --record made.")
     ] = None
 
     @property
@@ -271,20 +266,15 @@ DEFAULT_MODEL = "pocket"
 
 
 DownloadedModel = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="As `snugvl list` shows it.", autocompletion=downloaded_models),
+    str, Argument(metavar="MODEL", help="As `snugvl list` shows it.", autocompletion=downloaded_models)
 ]
 _FILES = "folders, quoted globs ('photos/**/*.jpg'), or - for standard input."
-Pictures = Annotated[list[str], typer.Argument(metavar="IMAGE...", help=f"Files (PDFs too), {_FILES}")]
-Images = Annotated[
-    list[str], typer.Argument(metavar="IMAGE...", help=f"Files (videos and PDFs too), {_FILES}")
-]
-Recursive = Annotated[
-    bool, typer.Option("--recursive", "-r", help="Also take what is in folders of a folder.")
-]
+Pictures = Annotated[list[str], Argument(metavar="IMAGE...", help=f"Files (PDFs too), {_FILES}")]
+Images = Annotated[list[str], Argument(metavar="IMAGE...", help=f"Files (videos and PDFs too), {_FILES}")]
+Recursive = Annotated[bool, Option("--recursive", "-r", help="Also take what is in folders of a folder.")]
 Model = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--model",
         "-m",
         envvar="SNUGVL_MODEL",
@@ -298,37 +288,30 @@ Model = Annotated[
 
 def server_option(text: str) -> Any:
     """The option `--server`, whose help is `text`."""
-    return typer.Option("--server", envvar="SNUGVL_SERVER", metavar="URL", callback=address, help=text)
+    return Option("--server", envvar="SNUGVL_SERVER", metavar="URL", callback=address, help=text)
 
 
 Server = Annotated[str | None, server_option("Ask a running `snugvl serve` instead.")]
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server."),
-]
+ApiKey = Annotated[str | None, Option(envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server.")]
 Backend = Annotated[
     Literal["auto", "native", "transformers"],
-    typer.Option("--backend", help="Which engine; auto: ours where it runs the model, else transformers."),
+    Option(help="Which engine; auto: ours where it runs the model, else transformers."),
 ]
 MaxTokens = Annotated[
-    int | None,
-    typer.Option("--max-tokens", min=1, help="Longest answer, in tokens; the default suits the task."),
+    int | None, Option(min=1, help="Longest answer, in tokens; the default suits the task.")
 ]
 Temperature = Annotated[
-    float,
-    typer.Option("--temperature", min=0.0, max=2.0, help="0: always the likeliest word; more: more variety."),
+    float, Option(min=0.0, max=2.0, help="0: always the likeliest word; more: more variety.")
 ]
-Seed = Annotated[
-    int | None, typer.Option("--seed", help="Makes answers at a --temperature above 0 repeatable.")
-]
-Json = Annotated[bool, typer.Option("--json", help="JSON Lines: one object per image.")]
+Seed = Annotated[int | None, Option(help="Makes answers at a --temperature above 0 repeatable.")]
+Json = Annotated[bool, Option("--json", help="JSON Lines: one object per image.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write JSON Lines to a new file.")
+    Path | None, Option("--output", "-o", metavar="FILE", help="Write JSON Lines to a new file.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue the --output file: skip images that it has a result for.")
+    bool, Option("--resume", help="Continue the --output file: skip images that it has a result for.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors on standard error.")]
+Quiet = Annotated[bool, Option("--quiet", help="Only errors on standard error.")]
 
 
 DEFAULTS = {each.name: each.default for each in fields(LoadOptions)}
@@ -343,7 +326,7 @@ def _spelled(name: str, row: OptionRow) -> Any:
     both = DEFAULTS[name] is True or kind == bool | None
     return Annotated[
         kind,
-        typer.Option(
+        Option(
             f"{yes}/{flag(name, False)}" if both else yes,
             metavar=row.metavar,
             min=row.least,
@@ -414,8 +397,7 @@ class GenerationOptions:
         return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
     def chosen(self) -> dict[str, Any]:
-        """The options that differ from their defaults, by name; a run's records are resumed with the same
-        only."""
+        """The options that differ from their defaults, by name: a run is resumed with the same only."""
         chosen: dict[str, Any] = {}
         if self.max_tokens is not None:
             chosen["max_tokens"] = self.max_tokens

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from snugvl.cli import options
 from snugvl.cli.options import MachineChoice, machine_from
@@ -29,38 +30,23 @@ MOST_HELD = 12  # GGUF models whose headers a plan reads, each a fifth of a seco
 
 Model = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         metavar="[MODEL]",
         autocompletion=options.known_models,
         help="A folder, a Hub id or pocket; without one the best of the catalogue is recommended.",
     ),
 ]
 MinImageTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--min-image-tokens",
-        help="Tokens that a large image must keep at least (256; 1024 for --task detect).",
-    ),
+    int | None, Option(help="Tokens that a large image must keep at least (256; 1024 for --task detect).")
 ]
-Task = Annotated[
-    Literal["caption", "ask", "scene", "detect"],
-    typer.Option("--task", help="The task that the plan is for."),
-]
-Quality = Annotated[
-    Floor,
-    typer.Option("--quality", help="The coarsest weights that you accept."),
-]
-Json = Annotated[bool, typer.Option("--json", help="The whole plan as JSON (docs/plan.md).")]
-Save = Annotated[
-    Path | None,
-    typer.Option("--save", metavar="FILE", help="Save the plan; snugvl serve --plan FILE runs it."),
-]
+Task = Annotated[Literal["caption", "ask", "scene", "detect"], Option(help="The task that the plan is for.")]
+Quality = Annotated[Floor, Option(help="The coarsest weights that you accept.")]
+Json = Annotated[bool, Option("--json", help="The whole plan as JSON (docs/plan.md).")]
+Save = Annotated[Path | None, Option(metavar="FILE", help="Save the plan; snugvl serve --plan FILE runs it.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show every component of memory, every engine, every reason.")
+    bool, Option("--verbose", "-v", help="Show every component of memory, every engine, every reason.")
 ]
-Offline = Annotated[
-    bool, typer.Option("--offline", help="Use what is on this machine and the built-in catalogue.")
-]
+Offline = Annotated[bool, Option("--offline", help="Use what is on this machine and the built-in catalogue.")]
 
 
 @options.grouped(options.load_options("plan"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+from typer import Argument, Option
 
 from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
@@ -36,7 +37,7 @@ LOADED = options.load_options("quantize")
 
 Model = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         help="A folder or a Hub id, in 16 or 32 bits or FP8.",
         autocompletion=options.downloaded_models,
@@ -47,38 +48,33 @@ Model = Annotated[
 @options.grouped(LOADED)
 def quantize(
     model: Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write, which isn't there yet.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="The folder to write, which isn't there yet.")],
     with_: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--with",
             metavar="FILE",
             help="Pictures and texts (.txt, .md, .rst) to round for, or a folder of them; again for more.",
         ),
     ] = None,
     bits: Annotated[
-        float | None,
-        typer.Option(
-            "--bits", help="Mean bits of a weight of the decoder's matrices, scales included (4.75)."
-        ),
+        float | None, Option(help="Mean bits of a weight of the decoder's matrices, scales included (4.75).")
     ] = None,
     weights: Annotated[
-        FewBits | None,
-        typer.Option("--weights", help="Instead of --bits: a copy of what this makes while loading."),
+        FewBits | None, Option(help="Instead of --bits: a copy of what this makes while loading.")
     ] = None,
     group: Annotated[
-        int | None,
-        typer.Option("--group", metavar="32|64|128", help="Columns that share a scale in 4 bits (64)."),
+        int | None, Option(metavar="32|64|128", help="Columns that share a scale in 4 bits (64).")
     ] = None,
     format_: Annotated[
         Literal["snugvl", "gguf"],
-        typer.Option(
+        Option(
             "--format", help="Our own, or a GGUF with its mmproj, for llama.cpp and what stands on it, too."
         ),
     ] = "snugvl",
     *,
     load: LoadOptions,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object with what was made.")] = False,
+    json: Annotated[bool, Option("--json", help="One JSON object with what was made.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Write a checkpoint of few bits, which starts without rounding.

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from snugvl.cli.sources import STDIN
 from snugvl.cli.terminal import printable, show, write
@@ -116,8 +117,7 @@ def scene(result: Scene) -> str:
 
 
 def detections(result: Detections, asked: Sequence[str] = ()) -> str:
-    """A line per object: label, then x1 y1 x2 y2 in whole pixels; and one for each object in `asked` that
-    wasn't found."""
+    """A line an object: label, x1 y1 x2 y2 in whole pixels; and one for each in `asked` that isn't found."""
     missing = [name for name in asked if not any(_same(name, thing.label) for thing in result.objects)]
     if not result.objects and len(missing) < 2:
         return f"nothing found: no {missing[0]}" if missing else "nothing found"
@@ -153,8 +153,7 @@ def record(outcome: Outcome, task: Task, model: str) -> dict[str, Any]:
 
 
 def encode(value: dict[str, Any]) -> str:
-    """A record as one line of JSON. Non-ASCII text stays readable, except where a file name isn't text at
-    all."""
+    """A record as one line of JSON, not escaped unless a file name is no valid text."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -236,17 +235,18 @@ def _check_same(value: dict[str, Any], wanted: dict[str, Any], path: Path, numbe
             )
 
 
-class Sink(Protocol):
+class Sink(AbstractContextManager["Sink"]):
     """Takes outcomes in order. Leaving its `with` finishes it, also when the batch was interrupted."""
 
-    def put(self, outcome: Outcome) -> None: ...
+    @abstractmethod
+    def put(self, outcome: Outcome) -> None:
+        """Take the next outcome."""
 
-    def __enter__(self) -> Sink: ...
+    def __exit__(self, *exc: object) -> None:
+        """Finish; nothing is left to do where every outcome was written at once."""
 
-    def __exit__(self, *exc: object) -> None: ...
 
-
-class Readable:
+class Readable(Sink):
     """Text on standard output: alone for one image, under its name for several. Errors go elsewhere."""
 
     def __init__(self, text: Callable[[Any], str], *, several: bool) -> None:
@@ -273,14 +273,8 @@ class Readable:
         console = Console(file=sys.stdout, highlight=False)
         console.print(styled(line, columns(sys.stdout), 2), soft_wrap=True)
 
-    def __enter__(self) -> Readable:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        """Do nothing: all is written already."""
-
-
-class JsonLines:
+class JsonLines(Sink):
     """A record per outcome, on standard output or in a file, flushed one by one."""
 
     def __init__(self, task: Task, model: str, path: Path | None = None) -> None:
@@ -301,16 +295,13 @@ class JsonLines:
             self._file.write(line)
             self._file.flush()
 
-    def __enter__(self) -> JsonLines:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         if self._file:
             with named(self._path):
                 self._file.close()
 
 
-class Gathered:
+class Gathered(Sink):
     """Keeps the results and hands them to `finish` at the end: formats that are one document.
 
     Without any result no document is written: the error is reported, and the next try finds no file.
@@ -324,15 +315,12 @@ class Gathered:
         if outcome.result is not None:
             self._outcomes.append(outcome)
 
-    def __enter__(self) -> Gathered:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         if self._outcomes:
             self._finish(self._outcomes)
 
 
-Opener = Callable[[], AbstractContextManager[Sink]]
+Opener = Callable[[], Sink]
 
 
 def _under(title: str, text: str) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-import typer
+from typer import Option
 
 from snugvl.cli import options
 from snugvl.cli.terminal import printable, say, write, write_json
@@ -121,8 +121,7 @@ def ask(server: LocalServer, path: str, api_key: str | None = None) -> ProbeAnsw
 
 
 def trouble(answer: ProbeAnswer, api_key: str | None) -> str | None:
-    """Why a server with this answer can't be used now, as the rest of a sentence after "it"; None if it
-    can."""
+    """Why a server with this answer can't be used now, as what follows "it"; None if it can."""
     if answer.status is None:
         return "doesn't answer"
     if answer.status == UNAUTHORIZED:
@@ -180,9 +179,7 @@ def _alive(server: LocalServer) -> bool:
 
 def ps(
     api_key: options.ApiKey = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print a list of objects, with sizes in bytes.")
-    ] = False,
+    json: Annotated[bool, Option("--json", help="Print a list of objects, with sizes in bytes.")] = False,
 ) -> None:
     """Show which servers of yours run here: process, address, model, memory, and since when."""
     rows = [_row(server, api_key) for server in running()]

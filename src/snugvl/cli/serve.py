@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from snugvl.cli import options
 from snugvl.cli.options import downloaded_models
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         metavar="[MODEL]",
         envvar="SNUGVL_MODEL",
         autocompletion=downloaded_models,
@@ -49,67 +50,42 @@ Model = Annotated[
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Option("--served-model-name", metavar="NAME", help="What requests call the model; repeatable."),
+    Option("--served-model-name", metavar="NAME", help="What requests call the model; repeatable."),
 ]
 Keys = Annotated[
     list[str] | None,
-    typer.Option(
-        "--api-key", metavar="KEY", help="A key that requests may use; repeatable. Also SNUGVL_API_KEY."
-    ),
+    Option("--api-key", metavar="KEY", help="A key that requests may use; repeatable. Also SNUGVL_API_KEY."),
 ]
 KeyFile = Annotated[
-    Path | None, typer.Option("--api-key-file", metavar="FILE", help="More keys, one a line; # comments.")
+    Path | None, Option("--api-key-file", metavar="FILE", help="More keys, one a line; # comments.")
 ]
 AllowOrigin = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-origin", metavar="ORIGIN", help="A web page's address that may ask, or '*'; repeatable."
-    ),
+    list[str] | None, Option(metavar="ORIGIN", help="A web page's address that may ask, or '*'; repeatable.")
 ]
-Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
-Port = Annotated[
-    int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any free one.")
-]
+Host = Annotated[str, Option(help="Address to listen on.")]
+Port = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")]
 NoAuth = Annotated[
-    bool, typer.Option("--no-auth", help="Ask for no key, also on addresses that other machines reach.")
+    bool, Option("--no-auth", help="Ask for no key, also on addresses that other machines reach.")
 ]
-MaxConcurrent = Annotated[
-    int,
-    typer.Option("--max-concurrent", min=1, help="Requests at once, waiting ones included; then 429."),
-]
-Deadline = Annotated[
-    float, typer.Option("--deadline", min=0, help="Seconds a request may take in all; 0 for no limit.")
-]
-Drain = Annotated[
-    float, typer.Option("--drain", min=0, help="Seconds that running requests may still take after Ctrl+C.")
-]
-MaxBody = Annotated[int, typer.Option("--max-body", min=1, help="Most MiB that one request may have.")]
-AllowLocalMedia = Annotated[
-    Path | None,
-    typer.Option("--allow-local-media", metavar="DIR", help="Let file: URLs read below this folder."),
-]
+MaxConcurrent = Annotated[int, Option(min=1, help="Requests at once, waiting ones included; then 429.")]
+Deadline = Annotated[float, Option(min=0, help="Seconds a request may take in all; 0 for no limit.")]
+Drain = Annotated[float, Option(min=0, help="Seconds that running requests may still take after Ctrl+C.")]
+MaxBody = Annotated[int, Option(min=1, help="Most MiB that one request may have.")]
+AllowLocalMedia = Annotated[Path | None, Option(metavar="DIR", help="Let file: URLs read below this folder.")]
 AllowPrivateMedia = Annotated[
-    bool, typer.Option("--allow-private-media", help="Let picture URLs point to private addresses.")
+    bool, Option("--allow-private-media", help="Let picture URLs point to private addresses.")
 ]
 AllowedMediaDomains = Annotated[
     list[str] | None,
-    typer.Option(
-        "--allowed-media-domains",
-        metavar="HOST",
-        help="Fetch pictures from this host alone; repeatable; 'none': from no host.",
-    ),
+    Option(metavar="HOST", help="Fetch pictures from this host alone; repeatable; 'none': from no host."),
 ]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
-    typer.Option("--log-level", help="debug also shows polls of /health, /memory and /metrics."),
+    Option(help="debug also shows polls of /health, /memory and /metrics."),
 ]
-LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what people ask and what they get.")]
-KeyRequestsPerMinute = Annotated[
-    int | None, typer.Option("--key-requests-per-minute", min=1, help="Requests a minute of each API key.")
-]
-KeyConcurrent = Annotated[
-    int | None, typer.Option("--key-concurrent", min=1, help="Requests at once of each API key.")
-]
+LogPrompts = Annotated[bool, Option("--log-prompts", help="Log what people ask and what they get.")]
+KeyRequestsPerMinute = Annotated[int | None, Option(min=1, help="Requests a minute of each API key.")]
+KeyConcurrent = Annotated[int | None, Option(min=1, help="Requests at once of each API key.")]
 NOT_SERVERS = ("dtype", "max_waiting")
 SERVERS = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # engines that are servers of other programs
 
@@ -120,39 +96,36 @@ class ChildOptions:
 
     vllm_command: Annotated[
         str | None,
-        typer.Option(
-            metavar="WORDS", help="The command to run instead of vllm, such as '/opt/venv/bin/vllm'."
-        ),
+        Option(metavar="WORDS", help="The command to run instead of vllm, such as '/opt/venv/bin/vllm'."),
     ] = None
     llamacpp_command: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="WORDS",
             help="The command to run instead of llama-server, such as '/opt/llama.cpp/llama-server'.",
         ),
     ] = None
     no_retry: Annotated[
-        bool,
-        typer.Option("--no-retry", help="Don't plan again and retry once when a vLLM or llama.cpp fails."),
+        bool, Option("--no-retry", help="Don't plan again and retry once when a vLLM or llama.cpp fails.")
     ] = False
     sleep_after: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="SECONDS",
             help="vLLM gives GPU memory back after so long without a request; the next one wakes it.",
         ),
     ] = None
     attach: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="URL",
             callback=options.address,
             help="Use a vLLM that runs already, or with --backend llamacpp a llama-server.",
         ),
     ] = None
-    attach_api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key of the server to attach to.")
-    ] = None
+    attach_api_key: Annotated[str | None, Option(metavar="KEY", help="Key of the server to attach to.")] = (
+        None
+    )
 
     @property
     def vllm_words(self) -> tuple[str, ...]:
@@ -261,10 +234,7 @@ def _it(names: list[str]) -> str:
 
 
 Plan = Annotated[
-    Path | None,
-    typer.Option(
-        "--plan", metavar="FILE", help="Run what snugvl plan --save wrote, to the byte, if it fits."
-    ),
+    Path | None, Option(metavar="FILE", help="Run what snugvl plan --save wrote, to the byte, if it fits.")
 ]
 
 

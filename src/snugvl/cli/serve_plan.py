@@ -152,8 +152,7 @@ def _llamacpp_is_had() -> str:
 
 
 def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
-    """Engines that aren't installed and weren't named, each with the remedy. A named one refuses by
-    itself."""
+    """Engines that are neither installed nor named, each with the remedy. A named one refuses by itself."""
     missing: dict[str, str] = {}
     if not find_spec("bitsandbytes"):
         missing["bitsandbytes"] = "it is not installed: pip install bitsandbytes"
@@ -347,8 +346,7 @@ def attached(load: LoadOptions, child: ChildOptions) -> ChildEngine:
 def engine_for(
     planned: Planned | Unplanned, load: LoadOptions, child: ChildOptions, launched: Launched | None = None
 ) -> EngineService:
-    """The engine service that will run a plan; for our own engine and transformers in the `launched`
-    process."""
+    """The engine service that will run a plan, for ours and transformers in the `launched` process."""
     from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
     from snugvl.planner.engines.transformers.rules import placement, said_of
     from snugvl.planner.plan import allocation_of

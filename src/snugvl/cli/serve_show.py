@@ -118,8 +118,7 @@ def ask_line(base: str) -> str:
 
 
 def curl_line(base: str, settings: ServerSettings) -> str:
-    """A question about a sample picture of the page that works as it stands, in any POSIX shell. The page
-    needs no key."""
+    """A question about a sample picture of the page, which needs no key, for any POSIX shell."""
     import shlex
 
     get = shlex.join(["curl", "-s", f"{base}/page/{SAMPLE}"])
@@ -151,8 +150,7 @@ def _keys(settings: ServerSettings) -> str:
 
 
 class LoadingProgress:
-    """Shows how loading goes, by a bar on a terminal and by lines elsewhere, and later states of the
-    engine."""
+    """Shows the loading, by a bar on a terminal and by lines elsewhere, and later states of the engine."""
 
     def __init__(self, service: EngineService, *, quiet: bool, started: float) -> None:
         self._service = service

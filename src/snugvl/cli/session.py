@@ -151,8 +151,7 @@ def _running(choice: ModelChoice, task: str | None) -> ModelChoice:
 
 
 def _best_here(choice: ModelChoice) -> ModelChoice:
-    """The choice of the best model of the catalogue that is downloaded and fits here; pocket always is
-    there."""
+    """The best model of the catalogue that is downloaded and fits here; pocket always is there."""
     from snugvl.cli.serve_plan import best_downloaded
 
     name = best_downloaded(choice.load)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from snugvl.cli import batch, options, records, sources
 from snugvl.cli.records import Gathered, Job, Opener, Outcome, Task, each
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def caption(
     images: options.Images,
     detail: Annotated[
-        Literal["short", "detailed"], typer.Option("--detail", help="One sentence, or all there is to say.")
+        Literal["short", "detailed"], Option(help="One sentence, or all there is to say.")
     ] = "short",
     recursive: options.Recursive = False,
     *,
@@ -83,16 +84,16 @@ def scene(
 def ask(
     images: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="IMAGE... QUESTION...",
             help="Files (videos and PDFs too), folders, quoted globs or -; then the question.",
         ),
     ],
     question: Annotated[
-        str | None, typer.Option("--question", "-q", help="The question; then every argument is an image.")
+        str | None, Option("--question", "-q", help="The question; then every argument is an image.")
     ] = None,
     together: Annotated[
-        bool, typer.Option("--together", help="Show all images in one question instead of asking of each.")
+        bool, Option("--together", help="Show all images in one question instead of asking of each.")
     ] = False,
     recursive: options.Recursive = False,
     *,
@@ -144,7 +145,7 @@ FORMATS = {"coco": "COCO", "yolo": "YOLO", "csv": "CSV"}
 
 
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")
+    Path | None, Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")
 ]
 
 
@@ -153,16 +154,13 @@ def detect(
     images: options.Pictures,
     objects: Annotated[
         list[str] | None,
-        typer.Option(
-            "--object", metavar="NAME", help="What to look for; again for more. Default: everything."
-        ),
+        Option("--object", metavar="NAME", help="What to look for; again for more. Default: everything."),
     ] = None,
     draw: Annotated[
-        Path | None,
-        typer.Option("--draw", metavar="PATH", help="Picture with the boxes; a folder for several images."),
+        Path | None, Option(metavar="PATH", help="Picture with the boxes; a folder for several images.")
     ] = None,
     format_: Annotated[
-        Format | None, typer.Option("--format", help="json is JSON Lines; yolo needs a folder as --output.")
+        Format | None, Option("--format", help="json is JSON Lines; yolo needs a folder as --output.")
     ] = None,
     recursive: options.Recursive = False,
     *,
@@ -261,8 +259,7 @@ def _runner(
 def _gathering(
     chosen: Format | None, output: Path | None, jobs: Sequence[Job], names: Sequence[str], *, tell: bool
 ) -> Opener | None:
-    """The function that writes COCO, YOLO or CSV at the end, checked before the work; None for other
-    formats."""
+    """The writer of COCO, YOLO or CSV at the end, checked before the work; None for other formats."""
     from snugvl.tasks import export
 
     if chosen in (None, "json"):

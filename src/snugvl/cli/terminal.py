@@ -60,11 +60,8 @@ def say(message: str) -> None:
 
 
 def named(message: str, names: Sequence[str]) -> str:
-    """A server's message about a picture or video, with the name of the file, which it doesn't know.
-
-    Args:
-        names: names of the files that were sent, in their order.
-    """
+    """A server's message about a picture or video, with the name of the file, which it doesn't know. `names`:
+    names of the files that were sent, in their order."""
     sent = _SENT.match(message)
     at = int(sent[1] or 0) if sent else len(names)
     return f"{names[at]}{message[sent.end() :]}" if sent and at < len(names) else message
@@ -82,8 +79,7 @@ def about(names: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def warnings_said() -> Iterator[None]:
-    """Within the block, snugvl's warnings are printed as lines, each once; libraries' as Python shows
-    them."""
+    """Print snugvl's warnings within the block as lines, each once, and libraries' as Python does."""
     said: set[str] = set()
 
     def show(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Option
 
 from snugvl.cli import options, running
 from snugvl.cli.terminal import printable, write_json
@@ -39,8 +39,8 @@ def top(
         ),
     ] = None,
     api_key: options.ApiKey = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit, as in a pipe.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the server's /memory once, as JSON.")] = False,
+    once: Annotated[bool, Option("--once", help="Print one frame and exit, as in a pipe.")] = False,
+    json: Annotated[bool, Option("--json", help="Print the server's /memory once, as JSON.")] = False,
 ) -> None:
     """Watch a server: its memory, planned and measured, its speed and its queue."""
     from rich.console import Console

@@ -18,11 +18,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory and load of a server's engine at one moment.
-
-    Attributes:
-        at: `time.time()` seconds of the server's clock; None, as `ledger`, before the engine was ready.
-    """
+    """Memory and load of a server's engine at one moment. `at`: `time.time()` seconds of the server's clock;
+    None, as `ledger`, before the engine was ready."""
 
     at: float | None
     ledger: Ledger | None

@@ -205,11 +205,8 @@ def _shut_down(stream: Any) -> None:
 
 @contextmanager
 def translating(address: Address, body: object = None) -> Iterator[None]:
-    """Turns the SDK's and the network's exceptions into ours.
-
-    Args:
-        body: the request's JSON; errors call its pictures by their names here.
-    """
+    """Turns the SDK's and the network's exceptions into ours. `body`: the request's JSON; errors call its
+    pictures by their names here."""
     try:
         yield
     except RuntimeError as error:

@@ -25,11 +25,8 @@ _MAX_BYTES: Final = ImageLimits().max_bytes
 
 
 class Named(str):
-    """A picture's URL in the body of a request, with the picture's name for errors.
-
-    Attributes:
-        name: name of its file; "" where it has none.
-    """
+    """A picture's URL in the body of a request, with the picture's name for errors. `name`: name of its file;
+    "" where it has none."""
 
     name: str
 
@@ -40,11 +37,8 @@ class Named(str):
 
 
 def in_our_names(message: str, body: object) -> str:
-    """A server's message about a picture that it was sent, with the name that the picture has here.
-
-    Args:
-        body: the JSON that was sent; the URLs of pictures in it are `Named`.
-    """
+    """A server's message about a picture that it was sent, with the name that the picture has here. `body`:
+    the JSON that was sent; the URLs of pictures in it are `Named`."""
     sent = _SENT.match(message)
     if sent is None:
         return message
@@ -59,10 +53,8 @@ def in_our_names(message: str, body: object) -> str:
 
 
 def url_of(source: VisualSource, what: str = "the image") -> str:
-    """The URL of a picture or video in a request: a URL as it was given, anything else as a data URL.
-
-    Args:
-        what: name in errors of a picture that has none; "": the server's name, its field.
+    """The URL of a picture or video in a request: a URL as it was given, anything else as a data URL. `what`:
+    name in errors of a picture that has none; "": the server's name, its field.
 
     Raises:
         ImageError, ImageTooLarge: not there, not readable, empty, or more bytes than any server takes.
@@ -92,10 +84,7 @@ def is_shown_as_video(sources: Sequence[object]) -> bool:
 
 
 def read_bytes(source: str | Path | bytes | BinaryIO, name: str) -> bytes:
-    """The bytes of a picture's file, as they are.
-
-    Args:
-        name: its name in errors.
+    """The bytes of a picture's file, as they are. `name`: its name in errors.
 
     Raises:
         ImageError, ImageTooLarge: not there, not readable, empty, or too many.
@@ -131,8 +120,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def _png(image: Image.Image, name: str) -> bytes:
-    """The image as PNG, upright and RGB, so that the server sees what a loaded model would; quick to
-    write."""
+    """The image as PNG, upright and RGB, as a loaded model would see it; quick to write."""
     file = BytesIO()
     upright(image, name).save(file, "PNG", compress_level=1)
     return file.getvalue()

@@ -38,7 +38,7 @@ class Format:
         since: compute capability of the oldest GPUs whose kernels read it; (0, 0): of all that our engine
             runs on; None: there are no kernels, and it is for CPUs alone.
         instructions: of a thread that a weight costs in a decode step, fitted to measured steps of our engine
-            (`benchmarks/planned_speed.py --fit`).
+            (`tests/planner/planned_speed.py --fit`).
         measured: KL to float32 in nats a token, by model. Where nothing was measured, the format is for
             those who ask for it: no plan takes it by itself.
         differ: the same in words: how answers differ from those of the original weights.

@@ -87,11 +87,8 @@ def shares(sizes: Sequence[int], width: int) -> list[int]:
 
 
 def bar(parts: Iterable[tuple[Kind, int]], width: int, *, colour: bool) -> list[tuple[str, str]]:
-    """Pieces of a bar of `width` cells: the text of each part, and its colour on a terminal.
-
-    Args:
-        parts: kind and bytes of each; together they are the whole bar.
-    """
+    """Pieces of a bar of `width` cells: the text of each part, and its colour on a terminal. `parts`: kind
+    and bytes of each; together they are the whole bar."""
     kinds, sizes = zip(*parts, strict=True) if (parts := list(parts)) else ((), ())
     return [
         ((BLOCK if colour else kind.letter) * cells, kind.colour)

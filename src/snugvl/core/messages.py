@@ -169,12 +169,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call.
-
-    Attributes:
-        parameters: JSON schema of its arguments.
-        strict: whether a keyword of it that can't be enforced refuses the request; else it is left out.
-    """
+    """A function the model may call. `parameters`: JSON schema of its arguments; `strict`: whether a keyword
+    of it that can't be enforced refuses the request; else it is left out."""
 
     name: str
     description: str = ""
@@ -201,11 +197,8 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """How a model writes calls of tools: see `inputs.tools`.
-
-    Attributes:
-        single: whether its chat template shows one call a message at most; several couldn't be continued.
-    """
+    """How a model writes calls of tools: see `inputs.tools`. `single`: whether its chat template shows one
+    call a message at most; several couldn't be continued."""
 
     name: Literal["hermes", "llama", "mistral", "mistral-args", "qwen-xml"] = "hermes"
     single: bool = False
@@ -326,7 +319,6 @@ class Stream(Protocol):
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt, image tokens included; known before the first delta."""
-        ...
 
     def __iter__(self) -> Iterator[Delta]: ...
 
@@ -334,7 +326,6 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """Abort what is not finished. Safe to call twice."""
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -407,15 +398,12 @@ class Backend(Protocol):
         Raises:
             RequestError: it is wrong, or too large for the context; nothing was started.
         """
-        ...
 
     def memory(self) -> Mapping[str, int]:
         """Bytes that the model holds, by component."""
-        ...
 
     def close(self) -> None:
         """Abort everything and free the model."""
-        ...
 
 
 def user(*parts: Part | str | Image) -> Message:

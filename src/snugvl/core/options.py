@@ -117,25 +117,18 @@ class LoadOptions:
     context: int | None = field(
         default=None,
         metadata=_row(
-            "load serve plan bench compare",
-            "Tokens of prompt, images and answer together.",
-            least=1,
+            "load serve plan bench compare", "Tokens of prompt, images and answer together.", least=1
         ),
     )
     max_pixels: int | None = field(
         default=None,
         metadata=_row(
-            "load serve plan bench quantize",
-            "Scale larger images down to this many pixels.",
-            least=1,
+            "load serve plan bench quantize", "Scale larger images down to this many pixels.", least=1
         ),
     )
     weights: WeightsName = field(
         default="auto",
-        metadata=_row(
-            "load serve plan bench",
-            "Format of the weights in memory; auto: the best that fits.",
-        ),
+        metadata=_row("load serve plan bench", "Format of the weights in memory; auto: the best that fits."),
     )
     memory: int | str | None = field(
         default=None,

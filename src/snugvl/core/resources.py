@@ -75,12 +75,7 @@ def _c_library() -> ctypes.CDLL:
 
 
 class Region:
-    """Shared memory, mapped.
-
-    Attributes:
-        view: its bytes.
-        descriptor: what a child inherits, until `keep_to_ourselves`.
-    """
+    """Shared memory, mapped. `view`: its bytes; `descriptor`: of a child, until `keep_to_ourselves`."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.descriptor = descriptor
@@ -139,10 +134,7 @@ class Region:
 
 class Scratch:
     """A temporary folder of this process, removed by `remove`, with this object, or after the process' end.
-
-    Attributes:
-        path: where the folder is.
-    """
+    `path`: where the folder is."""
 
     def __init__(self, kind: str) -> None:
         """Make the folder. `kind`: its purpose, a part of its name."""

@@ -112,7 +112,6 @@ class EngineService(Protocol):
     @property
     def capabilities(self) -> Capabilities | None:
         """Capabilities of the loaded model; None until it was ready once. Kept while restarting."""
-        ...
 
     @property
     def health(self) -> Health: ...
@@ -120,11 +119,9 @@ class EngineService(Protocol):
     @property
     def snapshot(self) -> Snapshot | None:
         """The last one known (at most about half a second old), or None before the first."""
-        ...
 
     async def start(self) -> None:
         """Begin to load and return; `health` tells how it goes."""
-        ...
 
     async def submit(self, request: Request) -> Stream:
         """Start a request; the stream is read with `async for` and aborts the request when closed.
@@ -133,23 +130,18 @@ class EngineService(Protocol):
             RequestError, ImageError, QueueFull: the engine refused it; nothing was started.
             EngineUnavailable: not ready, with when to come back.
         """
-        ...
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
         """Token ids of a text as it is, or of a conversation through the chat template."""
-        ...
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids, control tokens included."""
-        ...
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for running ones; returns whether all finished within `timeout_s`."""
-        ...
 
     async def close(self) -> None:
         """End everything, the child process included. Safe to call twice."""
-        ...
 
 
 def mark(step: str) -> None:
@@ -210,9 +202,7 @@ def check_pictures(request: Request, capabilities: Capabilities) -> None:
 
 def check_number(capabilities: Capabilities, places: Sequence[str]) -> None:
     """Refuse more pictures and videos of one conversation than were planned, or than the model learned.
-
-    Args:
-        places: the field of the request that holds each.
+    `places`: the field of the request that holds each.
 
     Raises:
         RequestError: with how many there are, how many are taken or were learned, and what to do.

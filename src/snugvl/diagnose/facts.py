@@ -53,8 +53,7 @@ class HeldByOthers:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The GPU before the run, from which vLLM's share was computed, as the caller knows it: logs seldom have
-    it."""
+    """The GPU before the run, as the caller knows it: vLLM's share is of it, and logs seldom have it."""
 
     total_bytes: int
     free_bytes: int

@@ -32,8 +32,7 @@ _PREFIX: Final = re.compile(r"^(?:[\w.-]{1,60} +\| +)?")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A known line. `engine`: the program that writes it. `fails`: it means that the run or a request
-    failed."""
+    """A known line. `engine`: its program. `fails`: it means that the run or a request failed."""
 
     key: str
     needle: bytes
@@ -271,8 +270,7 @@ def _begin(run: LoggedRun, key: str) -> None:
 
 
 def _join(run: LoggedRun, rest: bytes) -> int:
-    """Put a command over several lines in place of its first line; returns the number of lines that it
-    took."""
+    """Join a command over several lines into its first one; returns the number of lines that it took."""
     hit = run.hits["command"].pop()
     words = hit.groups[0]
     taken = 0

@@ -131,8 +131,7 @@ def max_tokens_now(
 
 
 def _fitting(prompt: int, config: EngineConfig, n: int) -> int:
-    """Number of new tokens that context and cache leave to each of `n` choices; negative: the prompt is too
-    long."""
+    """New tokens that context and cache leave to each of `n` choices; negative: the prompt is too long."""
     shared = prompt // config.block_size
     own = (config.num_blocks - shared) // n
     return min(config.max_model_len, (shared + own) * config.block_size) - prompt

@@ -38,11 +38,8 @@ Heads = list[tuple[Chunk, list[Sequence]]]
 
 
 def begin_choosing(logits: torch.Tensor, heads: Heads) -> list[PendingTokens]:
-    """Start choosing a token of each sequence of `heads`, and of each of its drafts.
-
-    Args:
-        logits: `[n, vocab]`, `Chunk.logits` rows of each of `heads`.
-    """
+    """Start choosing a token of each sequence of `heads`, and of each of its drafts. `logits`: `[n, vocab]`,
+    `Chunk.logits` rows of each of `heads`."""
     choices, row = list[SamplerInput](), 0
     for chunk, takers in heads:
         for sequence in takers:

@@ -33,10 +33,7 @@ _lock: Final = RLock()  # the garbage collector may release one in the middle of
 
 class DeviceClaim:
     """One model's stay on a device, from before it is loaded until it is closed. Safe to use from any thread.
-
-    Attributes:
-        disturbed: see `use`.
-    """
+    `disturbed`: see `use`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

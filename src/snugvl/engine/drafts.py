@@ -38,7 +38,6 @@ class Proposer(Protocol):
 
     def propose(self, most: int) -> list[int]:
         """The next tokens, `most` at most; empty where it has no proposal."""
-        ...
 
 
 @dataclass(slots=True)
@@ -106,11 +105,8 @@ class Drafts:
 
 
 class PendingDrafts:
-    """Drafts of the predictor on their way to the host.
-
-    Attributes:
-        tokens: `[rows, drafts]` int64 on the device, as long as they stand there.
-    """
+    """Drafts of the predictor on their way to the host. `tokens`: `[rows, drafts]` int64 on the device, as
+    long as they stand there."""
 
     def __init__(self, drafts: torch.Tensor) -> None:
         self.tokens: torch.Tensor | None = drafts

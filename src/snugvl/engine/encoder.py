@@ -112,8 +112,7 @@ class Encoder:
         return parts
 
     def keep(self, sequences: Iterable[Sequence], window: int) -> None:
-        """Drop encodings that the next `window` tokens of these sequences don't need, beyond
-        `cache_bytes`."""
+        """Drop encodings beyond `cache_bytes` that the next `window` tokens of these sequences don't need."""
         if self._begun is None and not self._encodings:
             return
         needed = {

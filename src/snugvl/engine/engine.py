@@ -310,8 +310,7 @@ class Engine:
         return launched
 
     def _launch_next(self, last: InFlight, outputs: list[TokenOutput]) -> InFlight | None:
-        """Start the step after the one in flight, before its tokens are read; None where they are needed
-        first."""
+        """Start the next step before the tokens in flight are read; None where they are needed first."""
         if self._scheduler.snapshots.count:
             self._runner.save_states(self._scheduler.snapshots.take(last.sequences))
         if last.masked:

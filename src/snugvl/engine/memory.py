@@ -102,8 +102,7 @@ class MemoryReclaimer:
 
     @property
     def limit(self) -> int:
-        """Most blocks that a new request may need, so that it doesn't keep those that are to be given
-        back."""
+        """Most blocks that a new request may need, so that it keeps none that are to be given back."""
         return max(min(self._scheduler.pool.num_blocks, self._monitor.target), self._monitor.least)
 
     @property

@@ -111,8 +111,7 @@ def _kinds(layers: Iterable[nn.Module]) -> list[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """An engine's kernels to compile: network, sizes, hardware; `withdrawn`: kernels that aren't used
-    there."""
+    """An engine's kernels to compile: network, sizes, hardware, and kernels that are `withdrawn` there."""
 
     outline: Outline
     engine: EngineConfig
@@ -311,8 +310,7 @@ def _remember(cache: KVCache) -> None:
 
 
 def befores(sequences: int) -> list[int]:
-    """Numbers of tokens that each of `sequences` sequences is taken to have in the cache, in a run with
-    memory."""
+    """Numbers of tokens that each of `sequences` sequences has in the cache, in a run with memory."""
     return [BEFORE + 7 * sequence % (MOST_BEFORE - BEFORE) for sequence in range(sequences)]
 
 

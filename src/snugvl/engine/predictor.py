@@ -46,12 +46,8 @@ MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is ri
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """The buffers of a graph; each size uses their beginning.
-
-    Attributes:
-        lines: `[rows, fields + blocks]` int32.
-        drafts: `[rows, MOST_DRAFTS]` int64.
-    """
+    """The buffers of a graph; each size uses their beginning. `lines`: `[rows, fields + blocks]` int32;
+    `drafts`: `[rows, MOST_DRAFTS]` int64."""
 
     lines: torch.Tensor
     drafts: torch.Tensor

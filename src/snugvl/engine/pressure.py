@@ -274,8 +274,7 @@ class PressureMonitor:
         return blocks * self._block_bytes + (slots + self._snapshots_beside(slots)) * self._state_bytes
 
     def _slots_for(self, blocks: int) -> int:
-        """Sequences that may run at once beside a cache of so many blocks: where their states take memory,
-        fewer with fewer."""
+        """Sequences that may run beside so many blocks: fewer with fewer where states take memory."""
         if not self._state_bytes:
             return self._all_slots
         return max(-(-self._all_slots * blocks // max(self.full, 1)), 1)

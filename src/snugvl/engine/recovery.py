@@ -131,8 +131,7 @@ class Recovery:
 
 
 def refusal(error: BaseException, chunk: Chunk, device: torch.device) -> OutOfMemory:
-    """The error of a request whose step failed even alone: its size, the memory asked for, the memory
-    allowed."""
+    """The error of a request whose step failed even alone: its size, memory asked for, memory allowed."""
     tokens = chunk.end - chunk.start
     pictures = chunk.sequence.prompt.vision_in(chunk.start, chunk.end)
     what = f"{tokens:,} tokens" if tokens > 1 else "1 token"

@@ -19,11 +19,7 @@ from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
 
 
 class Requests(dict[str, list[Sequence]]):
-    """By request, the choices that are not finished.
-
-    Attributes:
-        deadline: no request's is earlier, in seconds of `time.monotonic()`.
-    """
+    """Unfinished choices by request. `deadline`: no request's is earlier, in `time.monotonic()` seconds."""
 
     def __init__(self, scheduler: Scheduler, left: Callable[[], None]) -> None:
         """`left` is called when a choice has ended: what was held for it may go."""

@@ -262,8 +262,7 @@ class InFlight:
         return self.sampling[0].tokens
 
     def results(self) -> Iterator[Taken]:
-        """Wait for the tokens; yields (sequence, drafts, sampled tokens) for each that isn't finished or
-        void."""
+        """Wait for the tokens; yields (sequence, drafts, sampled tokens) for each that is still wanted."""
         read = iter([each for part in self.sampling for each in part.results()])
         if not self.chunks:
             for row, (sequence, result) in enumerate(zip(self.sequences, read, strict=True)):

@@ -77,12 +77,8 @@ WORST: Final = 8  # usual steps' time that one of them is taken to lose, at most
 
 
 class Speculation:
-    """Decides which steps have drafts, and counts the right ones.
-
-    Attributes:
-        on: whether anything drafts; else nothing here is called.
-        drafted: drafts that were computed; `accepted`: those of them that were right.
-    """
+    """Decides which steps have drafts, and counts the right ones. `on`: whether anything drafts; else nothing
+    here is called; `drafted`: drafts that were computed; `accepted`: those of them that were right."""
 
     def __init__(
         self,

@@ -92,8 +92,7 @@ class Comparison:
         return found | {rival.name: self._stages.plan(rival.side, 1, place) for rival in self.rivals}
 
     def estimate(self) -> float:
-        """Seconds that the reading takes at most, estimated from one layer's way from the disk to the
-        device."""
+        """Seconds that the reading takes at most, estimated by one layer's way from disk to device."""
         with self._stages.network(self.reference) as network:
             layer = network.model.decoder.layers[0]
             began = time.monotonic()

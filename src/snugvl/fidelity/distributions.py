@@ -56,8 +56,7 @@ def slice_rows(hidden: int, vocab: int) -> int:
 
 
 def workspace_bytes(hidden: int, vocab: int) -> int:
-    """Most bytes that `judge` takes on the device: slices of both heads as stored and wide, states,
-    logits."""
+    """Most bytes that `judge` takes on the device: slices of both heads, stored and wide; states; logits."""
     slice_ = slice_rows(hidden, vocab)
     return 2 * slice_ * hidden * 8 + 2 * ROWS * hidden * 4 + ROWS * slice_ * (2 * 4 + 5 * 8)
 
@@ -142,8 +141,7 @@ def _allowed(masks: torch.Tensor, first: int, last: int, device: torch.device) -
 
 
 def masks_of(grammar: TokenGrammar, tokens: Sequence[int], vocab: int) -> torch.Tensor:
-    """Bits of the tokens that a grammar allows in the place of each of `tokens`, `[tokens, ceil(vocab / 32)]`
-    int32."""
+    """Bits of tokens that a grammar allows in place of each token, int32 `[tokens, ceil(vocab / 32)]`."""
     masks = torch.zeros(len(tokens), -(-vocab // 32), dtype=torch.int32)
     state = grammar.start()
     for row, token in zip(masks, tokens, strict=True):

@@ -38,12 +38,8 @@ IN_FLIGHT: Final = 16  # requests that the engine knows of, and whose pictures a
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """An answer to make.
-
-    Attributes:
-        number: number of the question, by which the answer is known.
-        prefix: tokens that the answer begins with; `max_tokens` of new ones follow at most.
-    """
+    """An answer to make. `number`: number of the question, by which the answer is known; `prefix`: tokens
+    that the answer begins with; `max_tokens` of new ones follow at most."""
 
     number: int
     prompt_ids: tuple[int, ...]
@@ -154,11 +150,7 @@ class MemoryRow:
 
 
 class Stages:
-    """Makes answers, passes and judgements about `items`. Not thread-safe.
-
-    Attributes:
-        rows: memory of what was made.
-    """
+    """Makes answers, passes and judgements of `items`. Not thread-safe. `rows`: memory of what was made."""
 
     def __init__(self, items: Sequence[Item], options: LoadOptions, work: Work, clock: Clock) -> None:
         """`options`: device and memory."""
@@ -334,8 +326,7 @@ class Stages:
     def _masks(
         self, side: Participant, numbers: Sequence[int], whole: Mapping[int, Tokens], counts: Sequence[int]
     ) -> torch.Tensor | None:
-        """Bits of tokens that grammars allow at the last `counts` tokens of answers; None without
-        grammars."""
+        """Bits of tokens that grammars allow at the last `counts` tokens of answers; None without any."""
         grammars = [side.grammar(self.items[n].question, self.items[n].size) for n in numbers]
         if not any(grammars):
             return None

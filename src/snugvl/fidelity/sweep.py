@@ -53,8 +53,7 @@ class Sequences:
 
     @property
     def lengths(self) -> list[int]:
-        """Numbers of computed tokens: the prompt's, then each answer's without its last, which chooses
-        nothing."""
+        """Computed tokens: the prompt's, then each answer's but its last, which chooses nothing."""
         return [len(self.prompt), *(len(answer) - 1 for answer in self.answers)]
 
     @property
@@ -103,11 +102,8 @@ class _Chunk:
 
 
 class Sweep:
-    """A pass for some sequences.
-
-    Attributes:
-        computed: range of tokens, of the present prompt or answer, that a layer computes at the moment.
-    """
+    """A pass for some sequences. `computed`: range of tokens, of the present prompt or answer, that a layer
+    computes at the moment."""
 
     def __init__(self, network: LayeredNetwork, groups: Sequence[Sequences], sizes: SweepSizes) -> None:
         self._network, self._groups, self._sizes = network, groups, sizes
@@ -150,8 +146,7 @@ class Sweep:
     def advance(
         self, index: int, layer: Layer, numbers: Sequence[int] | None = None, *, keep: bool = True
     ) -> None:
-        """Compute a layer for all sequences, or for the groups of these numbers; `keep` False drops the
-        result."""
+        """Compute a layer for all sequences, or for these groups; `keep` False drops the result."""
         self._keep = keep
         for number in range(len(self._groups)) if numbers is None else numbers:
             self._advance(index, layer, self._groups[number], self._starts[number])
@@ -178,8 +173,7 @@ class Sweep:
         release(self._network.device)  # the tower's one piece, which no layer would fill
 
     def _begin(self) -> None:
-        """Make the embeddings of all tokens, with encodings of pictures in the place of their
-        placeholders."""
+        """Make the embeddings of all tokens, with pictures' encodings in place of their placeholders."""
         size, width = self._sizes.chunk, self._text.hidden_size
         for group, start in zip(self._groups, self._starts, strict=False):
             ids = torch.tensor([*group.prompt.ids, *(t for answer in group.answers for t in answer[:-1])])
@@ -302,8 +296,7 @@ class Sweep:
 
 
 def _placed(layer: Layer) -> Callable[[], None]:
-    """Let a layer use the first place of a cache, as if it were the only one; returns the function that
-    undoes it."""
+    """Let a layer use the first place of a cache, as its only one; returns a function that undoes it."""
     attention = layer.linear_attn if layer.linear else layer.self_attn
     before = attention.layer
     attention.layer = 0

@@ -80,12 +80,8 @@ MOST: Final = 16  # variants of one comparison: each answers every question
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run a model.
-
-    Attributes:
-        load: options of loading, model and image size included.
-        tower_weights: format of the vision tower's matrices; None leaves it to the plan.
-    """
+    """One way to run a model. `load`: options of loading, model and image size included; `tower_weights`:
+    format of the vision tower's matrices; None leaves it to the plan."""
 
     load: LoadOptions
     tower_weights: VisionFormat | None = None
@@ -150,10 +146,8 @@ def name_of(variant: Variant, settings: Settings, reference: str, *, sized: bool
 
 
 def allocation_of(variant: Variant, place: TargetDevice, formats: Settings | None = None) -> Allocation:
-    """The allocation of a variant's engine at `place`.
-
-    Args:
-        formats: formats of an earlier run, which are kept even if fewer conversations fit at once.
+    """The allocation of a variant's engine at `place`. `formats`: formats of an earlier run, which are kept
+    even if fewer conversations fit at once.
 
     Raises:
         DoesNotFit: with the numbers.

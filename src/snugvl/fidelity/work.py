@@ -152,11 +152,7 @@ class _Stage:
 
 
 class Clock:
-    """Estimates the time that remaining stages take. Not thread-safe.
-
-    Attributes:
-        seconds: seconds since it was made.
-    """
+    """Estimates the time that remaining stages take. Not thread-safe. `seconds`: since it was made."""
 
     def __init__(self, stages: Mapping[str, int], tell: Tell) -> None:
         """`stages`: bytes that each stage reads at most, by name."""

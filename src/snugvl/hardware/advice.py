@@ -61,8 +61,7 @@ def advise(
     downloads: Sequence[tuple[str, int]] = (),
     tools: BuildTools | None = None,
 ) -> Advice:
-    """Advice for `machine`. For this machine also give torch's `build`, the Hub cache's `downloads`,
-    `tools`."""
+    """Advice for `machine`; where it is this one, also give torch's `build`, `downloads` and `tools`."""
     steps = [step for gpu in machine.gpus for step in _gpu_steps(gpu, machine)]
     steps += [*_ram_steps(machine), *_disk_steps(machine, downloads)]
     steps = [step for step in steps if step.frees_bytes >= _WORTH_BYTES]

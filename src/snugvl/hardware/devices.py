@@ -53,8 +53,7 @@ for each in xllamacpp.get_device_info():
 
 
 def listing(platform: str, root: Path, environ: Mapping[str, str]) -> str:
-    """llama.cpp's list of devices here; empty where it isn't installed, or surely no GPU. May take
-    seconds."""
+    """llama.cpp's list of devices here; empty where it isn't installed or sees none. May take seconds."""
     if platform.startswith("linux") and not (root / "dev/dri").exists() and not (root / "dev/kfd").exists():
         return ""
     program = shutil.which(PROGRAM, path=environ.get("PATH", ""))

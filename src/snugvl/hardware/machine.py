@@ -141,8 +141,7 @@ CHANNEL_BYTES: Final = 8  # a transfer
 
 
 def ddr_bandwidth(kind: str) -> float | None:
-    """Bytes per second of two channels of "DDR4-3200" and its like, of four of "4xDDR4-3200"; None for other
-    words."""
+    """Bytes per second of two channels of "DDR4-3200", of four of "4xDDR4-3200"; None for other words."""
     found = _DDR.fullmatch(kind.strip().lower())
     return None if found is None else float(found[3]) * 1e6 * CHANNEL_BYTES * int(found[1] or 2)
 

@@ -21,8 +21,7 @@ from snugvl.hardware.machine import Gpu, Tenant, pcie_bandwidth
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """Identifiers of the visible GPUs in CUDA's order, and a note on a problem of the list, if there is
-    one."""
+    """Identifiers of the visible GPUs in CUDA's order, and a note where the list has a problem."""
 
     uuids: tuple[str, ...]
     note: str | None = None
@@ -313,8 +312,7 @@ def _cuda_total(memory: _Memory, around: Around, *, mig: bool) -> int | None:
 
 
 def _link(nvml: Any, handle: Any) -> float | None:
-    """Bytes per second that card and slot allow at most: an idle card reports a slower generation as
-    current."""
+    """Bytes per second that card and slot allow at most: the current link of an idle card is slower."""
     generation = _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
     return pcie_bandwidth(generation, _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle))
 

@@ -52,9 +52,7 @@ def defused(
     messages: Sequence[Message], tools: Sequence[Tool], break_up: Break
 ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
     """A conversation and its tools, with every text of theirs broken up where it spells a control token.
-
-    Args:
-        break_up: what makes of a text one without control tokens.
+    `break_up`: what makes of a text one without control tokens.
 
     Raises:
         RequestError: the arguments of a call are no JSON object.

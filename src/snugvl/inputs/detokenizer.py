@@ -49,11 +49,9 @@ class Spelling(Protocol):
 
     def inside(self, token: str) -> bytes:
         """The bytes a token stands for."""
-        ...
 
     def opening(self, token: str) -> bytes:
         """Bytes of a token at the beginning of a text."""
-        ...
 
 
 class ByteLevel:
@@ -137,11 +135,7 @@ def _spell(backend: tokenizers.Tokenizer, spelling: Spelling, token_id: int) -> 
 
 
 class Vocabulary:
-    """The bytes of each token.
-
-    Attributes:
-        special_ids: control tokens, which are no text.
-    """
+    """The bytes of each token. `special_ids`: control tokens, which are no text."""
 
     def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling | None = None) -> None:
         """`spelling`: how its tokens are written; byte-level by default."""

@@ -102,10 +102,7 @@ def open_video(data: bytes, name: str) -> Video:
 
 
 def decode_video(data: bytes, limits: VideoLimits, fps: float | None, name: str) -> Frames:
-    """Sample a video, or an animation, evenly.
-
-    Args:
-        fps: frames a second to keep; `limits.fps` when None.
+    """Sample a video, or an animation, evenly. `fps`: frames a second to keep; `limits.fps` when None.
 
     Raises:
         ImageError: not a video, damaged, too long, a codec that isn't read; PyAV is missing.

@@ -48,10 +48,7 @@ File = str | Path | bytes | BinaryIO
 
 
 def taken(source: object, what: str = "the image") -> File | Image.Image | Picture | Video:
-    """The source as one of few types; an array as a Pillow image.
-
-    Args:
-        what: how errors call it.
+    """The source as one of few types; an array as a Pillow image. `what`: how errors call it.
 
     Raises:
         WrongType: it is nothing that a picture could be made of; says what would be.
@@ -98,10 +95,7 @@ def decode(source: ImageSource) -> Image.Image:
 
 
 def still(source: ImageSource, what: str = "the image") -> Picture:
-    """The image as `decode` gives it, with its name.
-
-    Args:
-        what: how errors call one that has no name of its own.
+    """The image as `decode` gives it, with its name. `what`: how errors call one that has no name of its own.
 
     Raises:
         ImageError, WrongType: as `decode`.
@@ -129,10 +123,7 @@ def see(source: VisualSource) -> Image.Image | Video:
 
 def look(source: VisualSource, what: str = "the image") -> Picture | Video:
     """The image as `see` gives it, with the file that it was decoded from, where it was one, and its name.
-
-    Args:
-        what: how errors call an image that has no name of its own, such as its place among several.
-    """
+    `what`: how errors call an image that has no name of its own, such as its place among several."""
     given = taken(source, what)
     if isinstance(given, Picture | Video):
         return given if given.name else replace(given, name=what)
@@ -194,10 +185,7 @@ def video(source: VisualSource, what: str = "the video") -> Video:
 
 
 def upright(image: Image.Image, name: str) -> Image.Image:
-    """The image, turned as its file says, and RGB.
-
-    Args:
-        name: how errors call it.
+    """The image, turned as its file says, and RGB. `name`: how errors call it.
 
     Raises:
         ImageError: it can't be decoded, or has no RGB form.

@@ -71,11 +71,8 @@ class GrammarCompiler:
         self._large: LargeGrammars[_Compiled] = LargeGrammars()
 
     def compile(self, grammar: Grammar, *, choices: int = 1, go_on: GoOn = going_on) -> TokenGrammar:
-        """A grammar that constrains the whole answer.
-
-        Args:
-            choices: answers that follow it at the same time.
-            go_on: called now and then; it ends the work by raising.
+        """A grammar that constrains the whole answer. `choices`: answers that follow it at the same time;
+        `go_on`: called now and then; it ends the work by raising.
 
         Raises:
             RequestError: it is no such grammar, uses what isn't supported, allows nothing, or is too large.

@@ -97,11 +97,8 @@ class ImagePreprocessor:
     def prepare(
         self, image: Image.Image, max_pixels: int | None = None, file: bytes | None = None
     ) -> VisionItem:
-        """Resize, normalise and cut into patches.
-
-        Args:
-            max_pixels: lowers the checkpoint's limit for this image.
-            file: hash of the file that it was decoded from, which is far smaller than its patches.
+        """Resize, normalise and cut into patches. `max_pixels`: lowers the checkpoint's limit for this image;
+        `file`: hash of the file that it was decoded from, which is far smaller than its patches.
 
         Returns:
             `[rows·columns, 3·patch_size²]` bytes with their grid and meaning.
@@ -139,11 +136,8 @@ class ImagePreprocessor:
 
 
 def patches_of(frames: Sequence[Sequence[npt.NDArray[np.uint8]]], settings: PixelSettings) -> torch.Tensor:
-    """Cut frames into patches.
-
-    Args:
-        frames: the three planes of each, `[height, width]`; sides are multiples of a token's, frames a
-            multiple of the temporal patch size, or 1.
+    """Cut frames into patches. `frames`: the three planes of each, `[height, width]`; sides are multiples of
+    a token's, frames a multiple of the temporal patch size, or 1.
 
     Returns:
         `[patches, 3 · frames per patch · patch_size²]` uint8.
@@ -177,8 +171,7 @@ def normalise(values: torch.Tensor, mean: tuple[float, ...], std: tuple[float, .
 
 
 def digest(content: bytes | memoryview, grid: GridTHW, settings: PixelSettings, kind: str) -> bytes:
-    """A hash of all that an encoding depends on: `content` (patches, or the file they are made of), grid,
-    settings."""
+    """A hash of what an encoding depends on: `content` (patches, or their file), grid, settings."""
     state = blake2b(f"{kind} {grid} {settings}".encode(), digest_size=32)
     state.update(content)
     return state.digest()

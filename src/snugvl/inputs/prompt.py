@@ -329,9 +329,7 @@ class PromptMaker(ABC, Generic[P]):
         also: Sequence[str] = (),
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """A conversation whose control tokens, `marks` and `also` are broken up; what is left is refused.
-
-        Args:
-            marks: the chat template's marks of an answer, which its variables may not hold either.
+        `marks`: the chat template's marks of an answer, which its variables may not hold either.
 
         Raises:
             RequestError, RequestTooLarge: text that no user may write, or more than `most` tokens can be.
@@ -384,7 +382,6 @@ class Processor(PromptMaker[PreparedPrompt]):
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model writes calls of tools, by the chat template."""
         return self.template.tool_form
 
     def _made(

@@ -83,7 +83,6 @@ class Tokenizer(Vocabulary):
         variables: dict[str, str] | None = None,
         spelling: Spelling | None = None,
     ) -> None:
-        """`spelling`: how its tokens are written; byte-level by default."""
         super().__init__(backend, spelling)
         self.eos_ids = eos_ids
         self.variables = variables or {}

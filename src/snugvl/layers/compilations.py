@@ -15,12 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 class Compilations:
-    """Triton's listener.
-
-    Attributes:
-        count: kernels compiled.
-        loaded: kernels that were asked for the first time, compiled or found: each goes to the device then.
-    """
+    """Triton's listener. `count`: kernels compiled; `loaded`: kernels that were asked for the first time,
+    compiled or found: each goes to the device then."""
 
     def __init__(self, other: Any = None) -> None:
         """`other`: a listener that was there before, who goes on hearing everything."""

@@ -63,10 +63,8 @@ class Rule:
 
 
 def recur(rule: Rule, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each of several sequences.
-
-    Args:
-        state: `[sequences, value_heads, key_dim, value_dim]` before the tokens; not changed.
+    """One token of each of several sequences. `state`: `[sequences, value_heads, key_dim, value_dim]` before
+    the tokens; not changed.
 
     Returns:
         Outputs `[sequences, value_heads, value_dim]` and the states after the tokens, as wide as `state`.
@@ -80,10 +78,8 @@ def recur(rule: Rule, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scan(rule: Rule, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some tokens of one sequence, in their order.
-
-    Args:
-        state: `[value_heads, key_dim, value_dim]` before the first; not changed.
+    """Some tokens of one sequence, in their order. `state`: `[value_heads, key_dim, value_dim]` before the
+    first; not changed.
 
     Returns:
         Outputs `[tokens, value_heads, value_dim]` and the state after the last, as wide as `state`.

@@ -43,17 +43,13 @@ class ExpertRound:
 
 
 class ExpertPlaces(Protocol):
-    """Where the matrices of a layer's experts are.
-
-    Attributes:
-        device_slots: slots that a GPU gives itself in steps of few tokens (`models/expert_cache.py`), or 0.
-    """
+    """Where the matrices of a layer's experts are. `device_slots`: slots that a GPU gives itself in steps of
+    few tokens (`models/expert_cache.py`), or 0."""
 
     device_slots: int
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
         """Every expert in `ids` `[tokens, used]` int32 is in exactly one round."""
-        ...
 
 
 def scored(x: torch.Tensor, scores: Linear) -> torch.Tensor:
@@ -68,10 +64,8 @@ def scored(x: torch.Tensor, scores: Linear) -> torch.Tensor:
 def chosen(
     scores: torch.Tensor, count: int, used: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token and their shares.
-
-    Args:
-        scores: `[tokens, rows]` float32; the first `count` of a row are those of experts.
+    """The experts of each token and their shares. `scores`: `[tokens, rows]` float32; the first `count` of a
+    row are those of experts.
 
     Returns:
         `[tokens, used]` int32, the best first; their softmax, normalised and rounded to `dtype`, in float32.
@@ -85,11 +79,8 @@ def chosen(
 
 
 class Experts(nn.Module):
-    """The experts of a layer.
-
-    Attributes:
-        places: where their matrices are; None: in `gate_up_proj` and `down_proj`, all of them.
-    """
+    """The experts of a layer. `places`: where their matrices are; None: in `gate_up_proj` and `down_proj`,
+    all of them."""
 
     def __init__(self, hidden: int, count: int, width: int) -> None:
         super().__init__()

@@ -84,12 +84,8 @@ TABLES: Final[dict[GgmlType, tuple[int, ...]]] = {"IQ4_NL": _LEVELS, "IQ4_XS": _
 
 @dataclass(frozen=True, slots=True)
 class TypedRows:
-    """Rows of a matrix that are of one type.
-
-    Attributes:
-        start: the first of them.
-        offset: where their planes begin, in bytes of the whole matrix.
-    """
+    """Rows of a matrix that are of one type. `start`: the first of them; `offset`: where their planes begin,
+    in bytes of the whole matrix."""
 
     type: GgmlType
     start: int

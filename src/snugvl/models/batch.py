@@ -104,24 +104,20 @@ class Network(Protocol):
     @property
     def tower_is_capturable(self) -> bool:
         """Whether a CUDA graph may hold the kernels of `encode_in_steps`: not where weights are streamed."""
-        ...
 
     @property
     def capturable_tokens(self) -> int | None:
         """Tokens of the largest step whose kernels a CUDA graph may hold, None: of any; 0 where the host
         reads the experts of every step."""
-        ...
 
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
         """Encode an image or video, yielding the floating point operations done at every place to stop.
 
         Returns `[image tokens, (1 + levels) · hidden]`.
         """
-        ...
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Run one step, writing keys and values into the cache. Logits `[n, vocab]` in float32."""
-        ...
 
 
 class PredictingNetwork(Network, Protocol):
@@ -136,11 +132,9 @@ class PredictingNetwork(Network, Protocol):
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """See `models.networks.Predictor.forward`; `ids` `[tokens]` int64 are the tokens that follow."""
-        ...
 
     def draft(self, predicted: torch.Tensor) -> torch.Tensor:
         """The likeliest tokens `[tokens]` int64 after what was predicted `[tokens, hidden]`."""
-        ...
 
 
 def patch_reader(

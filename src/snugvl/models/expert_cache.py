@@ -134,11 +134,7 @@ def _bytes_of(experts: Experts, slots: int) -> int:
 
 
 class ExpertCache:
-    """The slots of all layers, and the room that they share.
-
-    Attributes:
-        layers: those of each layer that has experts.
-    """
+    """The slots of all layers, and the room that they share. `layers`: of each layer that has experts."""
 
     def __init__(
         self, layers: Sequence[Experts], slots: int, place: torch.Tensor, copies: Copies, *, pinned: bool
@@ -168,8 +164,7 @@ class ExpertCache:
         return min((each.device_slots for each in self.layers), default=0) if usable(*KERNELS) else 0
 
     def counts(self) -> tuple[int, int, int]:
-        """(experts that steps found in slots, experts that were brought, bytes that crossed) until now; waits
-        for the GPU."""
+        """(experts found in slots, experts brought, bytes that crossed) until now; waits for the GPU."""
         found = [(*each.counts, each.expert_bytes) for each in self.layers]
         hits, misses = (sum(each[n] for each in found) for n in (0, 1))
         return hits, misses, sum(missed * nbytes for _, missed, nbytes in found)
@@ -214,11 +209,7 @@ def up_to(count: int) -> int:
 
 
 class DeviceSlots:
-    """Slots that the GPU gives itself, for steps of few tokens.
-
-    Attributes:
-        state: what is known of them there.
-    """
+    """Slots that the GPU gives itself, for steps of few tokens. `state`: what is known of them there."""
 
     def __init__(
         self, state: SlotState, slots: "_Place", host: Sequence[torch.Tensor], device: torch.device
@@ -287,12 +278,8 @@ class _Batch:
 
 
 class LayerSlots:
-    """Places of a layer's experts (`ExpertPlaces`).
-
-    Attributes:
-        expert_bytes: bytes of an expert.
-        device_slots: slots that the GPU gives itself in steps of few tokens; 0 where the host does.
-    """
+    """Places of a layer's experts (`ExpertPlaces`). `expert_bytes`: bytes of an expert; `device_slots`: slots
+    that the GPU gives itself in steps of few tokens; 0 where the host does."""
 
     def __init__(
         self,
@@ -389,8 +376,7 @@ class LayerSlots:
         self._table = tables[-1]
 
     def _batches(self, missing: Numbers, present: Numbers) -> list[_Batch]:
-        """Experts to bring to slots and to the room, some at a time; slots that are written to are empty from
-        now on."""
+        """Experts to bring to slots and room, some at a time; slots that are written to are empty at once."""
         held, scores = self._held, self._scores
         best = missing[(-scores[missing]).argsort(kind="stable")]
         worth = scores[held]  # a copy; of an empty slot that of another expert, for the moment

@@ -103,11 +103,8 @@ class Resident:
 
 
 class WeightStream:
-    """Units in host memory, in the order of their use, and their room on the GPU.
-
-    Attributes:
-        ahead: copies run beside the host, so the next is asked for before it is needed.
-    """
+    """Units in host memory, in the order of their use, and their room on the GPU. `ahead`: copies run beside
+    the host, so the next is asked for before it is needed."""
 
     def __init__(
         self, units: Sequence[nn.Module], host: Sequence[torch.Tensor], room: torch.Tensor, copies: CopyStream

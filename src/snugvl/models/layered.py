@@ -39,10 +39,7 @@ class LayeredNetwork:
     """
 
     def __init__(
-        self,
-        opened: OpenCheckpoint,
-        device: torch.device,
-        told: Callable[[int], None] = lambda _read: None,
+        self, opened: OpenCheckpoint, device: torch.device, told: Callable[[int], None] = lambda _read: None
     ) -> None:
         """`told`: called now and then with the number of bytes of files read since the last call."""
         self.model: LoadableNetwork = opened.model

@@ -288,10 +288,7 @@ def open_checkpoint(
 
 
 def choose_formats(
-    model: LoadableNetwork,
-    storage: Storage,
-    form: Fp8Blocks | PackedInt4 | None,
-    wide: Collection[str] = (),
+    model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None, wide: Collection[str] = ()
 ) -> None:
     """Choose the formats, before there is memory. What a format can't hold stays as it is, and so does all
     that a GGUF has beside its blocks.

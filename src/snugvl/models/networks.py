@@ -244,14 +244,12 @@ class Qwen3VL(LoadableNetwork):
 
     @property
     def decoder(self) -> Decoder:
-        """The text part, without the head."""
         part = self.model.get_submodule("language_model")
         assert isinstance(part, Decoder)
         return part
 
     @property
     def tower(self) -> Tower | None:
-        """The vision part, where there is one."""
         if self.config.vision is None:
             return None
         part = self.model.get_submodule("visual")

@@ -179,14 +179,10 @@ def _shapes(rows: int, columns: int, groups: int, bits: int) -> dict[str, tuple[
 
 
 def store(
-    targets: Mapping[str, LoadTarget],
-    matrices: Mapping[str, PackedMatrix],
-    inside: Collection[int],
+    targets: Mapping[str, LoadTarget], matrices: Mapping[str, PackedMatrix], inside: Collection[int]
 ) -> None:
-    """Give the linears that `matrices` fill their format, before there is memory.
-
-    Args:
-        inside: ids of the modules that may be 4-bit: those of the decoder's layers.
+    """Give the linears that `matrices` fill their format, before there is memory. `inside`: ids of the
+    modules that may be 4-bit: those of the decoder's layers.
 
     Raises:
         UnsupportedModel: a linear outside, or one of which only a part is 4-bit.

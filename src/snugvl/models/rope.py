@@ -23,13 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
-from snugvl.checkpoint.architecture import (
-    LinearScaling,
-    Llama3Scaling,
-    LongRope,
-    Rope,
-    YarnScaling,
-)
+from snugvl.checkpoint.architecture import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
 from snugvl.layers.device import shared
 from snugvl.layers.replaced import by_kernels
 from snugvl.models.batch import GridTHW

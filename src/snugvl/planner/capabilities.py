@@ -14,15 +14,7 @@ from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.engines import rules_of
 from snugvl.planner.footprint.total import Device, Reason
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import (
-    ENGINES,
-    Engine,
-    HeadFormat,
-    KVFormat,
-    Placement,
-    Settings,
-    VisionFormat,
-)
+from snugvl.planner.settings import ENGINES, Engine, HeadFormat, KVFormat, Placement, Settings, VisionFormat
 from snugvl.planner.wishes import Wishes
 
 Capability = tuple[int, int]

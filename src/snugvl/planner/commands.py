@@ -32,8 +32,7 @@ def plain_command(choice: Choice) -> str | None:
 
 
 def beside_gpu_bytes(choice: Choice) -> int:
-    """Bytes of host memory that a choice takes for parts of the model beside a GPU; 0 where it keeps none
-    there."""
+    """Bytes of host memory that a choice takes for parts of the model beside a GPU; 0 where none are."""
     settings = choice.settings
     if choice.budget.gpu is None or choice.budget.device.unified:
         return 0

@@ -90,8 +90,7 @@ def _has(model: Inventory, kind: Kind, parts: tuple[Part, ...]) -> bool:
 
 @lru_cache(maxsize=128)  # more than the catalogue has forms: what is derived of one serves the next plan
 def inventory(facts: ModelFacts) -> Inventory:
-    """Group the tensors of a model. A stored lm_head that is tied to the embedding is left out, as no engine
-    loads it."""
+    """Group the tensors of a model, without a stored lm_head that is tied: no engine loads it."""
     alike: dict[tuple[Any, ...], list[TensorFact]] = defaultdict(list)  # quicker than a group for each tensor
     for tensor in facts.tensors:
         named = tensor.name.endswith(POSITIONS), tensor.name.startswith(PREDICTOR), _of_expert(tensor)

@@ -183,12 +183,8 @@ def allocation_of(choice: Choice) -> Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """A choice that runs once one wish is left out.
-
-    Attributes:
-        without: the option that is left out, as it was typed.
-        wishes: the wishes without it.
-    """
+    """A choice that runs once one wish is left out. `without`: the option that is left out, as it was typed;
+    `wishes`: the wishes without it."""
 
     without: str
     choice: Choice

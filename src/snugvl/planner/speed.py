@@ -7,9 +7,10 @@ A decode step of one request, half of its context filled, on a GPU:
     seconds    = layers · `Pace.layer_s` + √(reading² + arithmetic²)
 
 as loads and instructions overlap in part: wholly they would take the larger of both, not at all their sum.
-The constants are fitted to what was measured (`benchmarks/planned_speed.py --fit`); that script also sets a
-prediction beside every measured speed, and says how many lie within the range. On a card on which the engine
-was measured the range is `Pace.within`, the factor within which those speeds lie. On others it is computed:
+The constants are fitted to what was measured (`tests/planner/planned_speed.py --fit`); that script also sets
+a prediction beside every measured speed, and says how many lie within the range. On a card on which the
+engine was measured the range is `Pace.within`, the factor within which those speeds lie. On others it is
+computed:
 
     quickest = layers · `Pace.layer_s` / 2 + max(reading · share / `MOST_SHARE`, arithmetic)
     slowest  = (layers · `Pace.layer_s` + arithmetic) · `MORE` + reading

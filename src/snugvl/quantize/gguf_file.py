@@ -39,11 +39,8 @@ ROWS: Final = 1 << 22  # values that are converted together
 
 
 class Tensor(NamedTuple):
-    """A tensor of a checkpoint or of a GGUF.
-
-    Attributes:
-        value: its values, some rows after the other, each time it is called; None where there are none.
-    """
+    """A tensor of a checkpoint or of a GGUF. `value`: its values, some rows after the other, each time it is
+    called; None where there are none."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,12 +55,8 @@ class Tensor(NamedTuple):
 
 
 class Naming:
-    """How llama.cpp names and orders the tensors of a model.
-
-    Attributes:
-        kind: the architecture as GGUF files name it.
-        layers: the decoder's layers, and a predictor's.
-    """
+    """How llama.cpp names and orders the tensors of a model. `kind`: the architecture as GGUF files name it;
+    `layers`: the decoder's layers, and a predictor's."""
 
     def __init__(self, config: ModelConfig, *, predicts: bool = False) -> None:
         """`predicts`: whether a multi-token predictor is stored.
@@ -354,8 +347,7 @@ def nbytes_of(shape: Sequence[int], kind: Kind) -> int:
 
 
 def plain_kind(tensor: Tensor, wanted: Kind) -> Kind:
-    """The type of a tensor that is stored as `wanted` where llama.cpp and its columns allow it, else in 32 or
-    16 bits."""
+    """The type of a tensor: `wanted` where llama.cpp and its columns allow it, else of 32 or 16 bits."""
     if len(tensor.shape) == 1 or tensor.name.endswith(FLOAT):
         return Kind.F32
     return wanted if tensor.shape[-1] % SIZES[wanted][0] == 0 else Kind.F16

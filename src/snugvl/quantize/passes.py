@@ -47,11 +47,8 @@ Factors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix of our network that can be rounded.
-
-    Attributes:
-        order: its columns in the order in which they are stored, `[columns]`; None: as they are.
-    """
+    """A matrix of our network that can be rounded. `order`: its columns in the order in which they are
+    stored, `[columns]`; None: as they are."""
 
     rows: int
     columns: int
@@ -65,12 +62,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The matrices that are rounded, and how.
-
-    Attributes:
-        grids: the grid of each matrix.
-        norms: the checkpoint's name of the norm that each of these matrices alone reads.
-    """
+    """The matrices that are rounded, and how. `grids`: the grid of each matrix; `norms`: the checkpoint's
+    name of the norm that each of these matrices alone reads."""
 
     grids: Mapping[Place, Grid]
     matrices: Mapping[Place, Matrix]
@@ -89,8 +82,7 @@ def costs(
     grids: Mapping[Place, Sequence[Grid]],
     matrices: Mapping[Place, Matrix],
 ) -> dict[Place, dict[Grid, float]]:
-    """Nats a token that each matrix costs when it alone is rounded, by grid; the first grid is measured, the
-    others are derived."""
+    """Nats a token that each matrix costs if rounded alone, by grid: measured for the first, else derived."""
     shares: dict[Place, list[float]] = {}
     sweep = Sweep(network, [probe] * (1 + len(grids)), sizes)
     begun: list[Place] = []

@@ -50,8 +50,7 @@ class TaskOptions(Strict):
 
     model: str | None = Field(default=None, description="a name this server serves; its first one without")
     max_pixels: Annotated[int, Field(ge=1, le=2**53), WHOLE] | None = Field(
-        default=None,
-        description="the picture is scaled down to this many before it is seen",
+        default=None, description="the picture is scaled down to this many before it is seen"
     )
     max_tokens: Annotated[int, Field(ge=1, lt=2**31), WHOLE] | None = Field(
         default=None, description="longest answer, in tokens; the task's own limit without"

@@ -44,12 +44,8 @@ Four = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Boxes with their labels, in the order of the answer.
-
-    Attributes:
-        cut: whether the answer broke off.
-        nothing: whether it says that there is no object.
-    """
+    """Boxes with their labels, in the order of the answer. `cut`: whether the answer broke off; `nothing`:
+    whether it says that there is no object."""
 
     boxes: tuple[tuple[str | None, Four], ...]
     cut: bool = False

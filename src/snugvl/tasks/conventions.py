@@ -237,8 +237,7 @@ class Convention:
         return float(columns), float(rows)
 
     def read_as(self, capabilities: Capabilities) -> Resized:
-        """Limits of the picture as a loaded model reads it; the family's where its engine doesn't tell
-        them."""
+        """Limits of a picture as a loaded model reads it; the family's where its engine tells none."""
         assert self.resized is not None, "a family that counts pixels says of which picture"
         return Resized(
             self.resized.factor,
@@ -276,8 +275,7 @@ def grounding_of(capabilities: Capabilities) -> Grounding | None:
 
 
 def _tags(names: Sequence[str]) -> str:
-    """InternVL's documented prompt for one object, or for several its documented one for detection with
-    tags."""
+    """InternVL's documented prompts: for one object, or for several, which is detection with tags."""
     refs = ", ".join(f"<ref>{name}</ref>" for name in names)
     if len(names) == 1:
         return f"Please provide the bounding box coordinate of the region this sentence describes: {refs}"
@@ -306,9 +304,7 @@ _CONVENTIONS: Final[Mapping[ConventionName, Convention]] = {
         scale=None,
     ),
     "y first": Convention(
-        named=_y_first,
-        everything="detect all objects, output only ```json",
-        grammar=Y_FIRST_BOXES,
+        named=_y_first, everything="detect all objects, output only ```json", grammar=Y_FIRST_BOXES
     ),
     "tags": Convention(
         named=_tags,

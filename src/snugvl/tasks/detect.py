@@ -90,11 +90,8 @@ def result(
     *,
     max_pixels: int | None = None,
 ) -> Detections:
-    """The detections in `reply`.
-
-    Args:
-        size: width and height of the image that was asked about, upright.
-        objects, capabilities, max_pixels: as they were given to `request`.
+    """The detections in `reply`. `size`: width and height of the image that was asked about, upright;
+    `objects`, `capabilities`, `max_pixels`: as they were given to `request`.
 
     Raises:
         OutputError: the answer has neither boxes nor the statement that there are none; its `text` has it.

@@ -70,8 +70,7 @@ def warnings(training: Training, messages: Sequence[Message]) -> tuple[str, ...]
 
 
 def _apart(picture: Picture) -> Image:
-    """A copy that shares the pixels where possible: looking at an image adds 4 bytes a pixel to it for
-    good."""
+    """A copy that shares pixels where it can: looking at an image adds 4 bytes a pixel to it for good."""
     if picture.pixels is None:
         return picture.image
     pixels: Any = picture.pixels  # Pillow's types know no memoryview

@@ -26,8 +26,7 @@ from snugvl.inputs.tools.forms import opening
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSyntax:
-    """The form of an answer's reasoning. `opened`: whether it begins inside it; `call`: text before a tool's
-    call."""
+    """An answer's reasoning. `opened`: it begins inside it; `call`: text before a tool's call."""
 
     opened: bool
     call: str | None

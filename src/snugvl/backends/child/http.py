@@ -134,11 +134,7 @@ class Served:
 
 class ChildApi:
     """Talks to one server. `where`: its base URL, or `unix:` and the path of the socket it listens on.
-
-    Attributes:
-        name: of the engine, as people know it.
-        too_large: what it says of a request that doesn't fit.
-    """
+    `name`: of the engine, as people know it; `too_large`: what it says of a request that doesn't fit."""
 
     name: ClassVar[str]
     too_large: ClassVar[tuple[str, ...]]

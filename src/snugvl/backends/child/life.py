@@ -118,19 +118,15 @@ class Listener(Protocol):
     @property
     def running(self) -> int:
         """Number of requests that it has."""
-        ...
 
     def on_loading(self, stage: Stage) -> None:
         """Called when a start got further."""
-        ...
 
     async def on_ready(self, life: "Life", served: Served, marker_tokens: Mapping[str, int]) -> None:
         """Called when it serves."""
-        ...
 
     def on_lost(self, reason: str) -> None:
         """Called when it no longer serves; `reason`: half a sentence. Its `Ending` may say more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +219,6 @@ class LaunchedServer(Life):
         return [] if self._process is None else self._process.family()
 
     async def run(self) -> Ending:
-        """From start to end."""
         try:
             process = self._process = ChildProcess(
                 self._words, self._environment, self.api.name, self._launch.form, self._heard

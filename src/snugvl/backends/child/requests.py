@@ -12,10 +12,20 @@ from PIL import Image
 from snugvl.backends.child.settings import Facts
 from snugvl.checkpoint.image_rules import smart_resize
 from snugvl.checkpoint.locate import training_of
-from snugvl.core.messages import Capabilities, GoOn, Message, Picture, Request, Tool, named_in_errors
+from snugvl.core.messages import (
+    Capabilities,
+    GoOn,
+    Message,
+    Picture,
+    Request,
+    Tool,
+    characters,
+    named_in_errors,
+)
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import check_combination
 from snugvl.errors import RequestError, RequestTooLarge
+from snugvl.inputs.chat import texts
 from snugvl.inputs.constraints import refused
 from snugvl.inputs.defusing import broken_up, defused, pattern_of
 from snugvl.inputs.image import to_rgb
@@ -27,12 +37,8 @@ TOKEN_CHARACTERS: Final = 256  # of the longest token there is in a vocabulary t
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a child server, with all facts that requests to it depend on.
-
-    Attributes:
-        name: its name in requests.
-        marker_tokens: ids of the markers of tool calls that are tokens of their own.
-    """
+    """The model of a child server, with all facts that requests to it depend on. `name`: its name in
+    requests; `marker_tokens`: ids of the markers of tool calls that are tokens of their own."""
 
     name: str
     context_tokens: int
@@ -48,8 +54,7 @@ def capabilities_of(
     ignores: tuple[tuple[str, str], ...] = (),
     vague_limits: bool = False,
 ) -> Capabilities:
-    """Capabilities of a served model. Where it isn't known whether it sees, it is left to the engine to
-    refuse."""
+    """Capabilities of a served model. Unknown ones are left to the engine to refuse."""
     return Capabilities(
         model=model,
         context_tokens=context_tokens,
@@ -110,6 +115,23 @@ def without_control_tokens(
     """
     marks = pattern_of(tuple(facts.control_tokens))
     return defused(messages, tools, lambda text: broken_up(text, marks))
+
+
+def plain_conversation(
+    messages: Sequence[Message], tools: Sequence[Tool], model: ServedModel, go_on: GoOn
+) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+    """A conversation and its tools, in which each control token that content spells is broken up.
+
+    Raises:
+        RequestError: text with a control token that can't be; the arguments of a call are no JSON object.
+        RequestTooLarge: so much text that it can't fit into the context.
+    """
+    refuse_oversized(characters(messages, tools), model, "messages")
+    messages, tools = without_control_tokens(messages, tools, model.facts)
+    for where, text in texts(messages, tools):
+        refuse_control_tokens(text, model.facts, where)
+        go_on()
+    return messages, tools
 
 
 def check(request: Request, model: ServedModel) -> None:

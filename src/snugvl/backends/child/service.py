@@ -132,11 +132,8 @@ class Prepared:
 
 
 class ChildEngine(Supervised[Life]):
-    """An `EngineService` whose engine is a server of another program.
-
-    Attributes:
-        name, backend: the engine's name for people, and in options.
-    """
+    """An `EngineService` whose engine is a server of another program. `name`, `backend`: the engine's name
+    for people, and in options."""
 
     name: ClassVar[str]
     backend: ClassVar[str]

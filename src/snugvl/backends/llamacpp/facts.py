@@ -52,7 +52,6 @@ class LlamacppApi(ChildApi):
     too_large: ClassVar = ("exceeds the available context size",)
 
     async def served(self, wanted: str) -> Served:
-        """See `ChildApi`."""
         cards = await self.cards()
         props = await self.told("/props")
         generation = props.get("default_generation_settings")
@@ -85,7 +84,6 @@ class LlamacppApi(ChildApi):
         )
 
     async def text_tokens(self, text: str) -> tuple[int, ...]:
-        """See `ChildApi`."""
         return await self.tokens(text)
 
     async def tokens(self, text: str, *, bos: bool = False) -> tuple[int, ...]:
@@ -141,12 +139,8 @@ class GgufModel(NamedTuple):
 
 
 def read_model(file: str, projector: str | None, arguments: Sequence[str]) -> GgufModel:
-    """Read the facts of a file on this machine. Takes a moment: call it in a thread.
-
-    Args:
-        projector: its mmproj; None where it runs without.
-        arguments: of the server, which bound the pictures.
-    """
+    """Read the facts of a file on this machine. Takes a moment: call it in a thread. `projector`: its mmproj;
+    None where it runs without; `arguments`: of the server, which bound the pictures."""
     path = Path(file)
     if not file or not path.is_file():
         return GgufModel(Facts())

@@ -15,29 +15,17 @@ from llguidance import LLMatcher
 from snugvl.backends.child.requests import (
     ServedModel,
     check,
+    plain_conversation,
     png,
     refuse_control_tokens,
-    refuse_oversized,
     try_grammar,
-    without_control_tokens,
 )
 from snugvl.backends.llamacpp.facts import GgufModel, LlamacppApi, ServedGguf
 from snugvl.backends.llamacpp.gbnf import gbnf_of, left_out
-from snugvl.core.messages import (
-    GoOn,
-    Grammar,
-    Message,
-    Picture,
-    Request,
-    Text,
-    ToolUse,
-    Video,
-    characters,
-    going_on,
-)
+from snugvl.core.messages import GoOn, Grammar, Message, Picture, Request, Text, ToolUse, Video, going_on
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError, RequestTooLarge
-from snugvl.inputs.chat import ChatTemplate, template_texts, texts
+from snugvl.inputs.chat import ChatTemplate, template_texts
 from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, tools_lark
 from snugvl.inputs.tools.enforceable import ended
 from snugvl.inputs.tools.grammar import COMPACT
@@ -111,11 +99,7 @@ def conversation(
             text that it can't fit.
     """
     offered = () if tools is None else tools.tools
-    refuse_oversized(characters(messages, offered), speaker.model, "messages")
-    messages, offered = without_control_tokens(messages, offered, speaker.model.facts)
-    for where, text in texts(messages, offered):
-        refuse_control_tokens(text, speaker.model.facts, where)
-        go_on()
+    messages, offered = plain_conversation(messages, offered, speaker.model, go_on)
     if speaker.template is None:
         raise RequestError("this GGUF has no chat template; send a bare prompt", field="messages")
     pictures: list[str] = []

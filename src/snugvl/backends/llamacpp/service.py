@@ -207,7 +207,6 @@ class LlamacppEngine(ChildEngine):
         self._gguf = GgufModel(Facts())
 
     async def launch(self) -> Launch:
-        """See `ChildEngine`."""
         choice: LlamacppChoice = self._choice
         if self._command is None and not choice.attach:
             self._command = await asyncio.to_thread(settings.find, choice.command)
@@ -231,11 +230,9 @@ class LlamacppEngine(ChildEngine):
         return Launch(choice, start, LlamacppApi, FORM, words, environment, stalled)
 
     def start_words(self) -> tuple[str, ...]:
-        """See `ChildEngine`."""
         return (settings.PROGRAM,)
 
     async def read_facts(self, served: Served) -> Facts:
-        """See `ChildEngine`."""
         assert isinstance(served, ServedGguf)
         choice: LlamacppChoice = self._choice
         file = flag_value(choice.arguments, "-m") or served.root
@@ -257,7 +254,6 @@ class LlamacppEngine(ChildEngine):
         return complete(facts, served, template_of(served))
 
     async def begin(self, life: Life, served: Served, model: ServedModel) -> _LlamacppLife:
-        """See `ChildEngine`."""
         assert isinstance(served, ServedGguf)
         choice: LlamacppChoice = self._choice
         buffers = await asyncio.to_thread(read_buffers, life.log)
@@ -273,7 +269,6 @@ class LlamacppEngine(ChildEngine):
         return self._command is not None and self._command.guided
 
     async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
-        """See `ChildEngine`."""
         speaker: RequestBuilder = session.own.speaker
         weight = self._preparers.weigh(request)
         make = partial(prompt_of, request, speaker, preparation.go_on)
@@ -288,7 +283,6 @@ class LlamacppEngine(ChildEngine):
         return Prepared(COMPLETION, made, chunks)
 
     async def measure(self, session: Session) -> Snapshot:
-        """See `ChildEngine`."""
         own: _LlamacppLife = session.own
         served = own.speaker.served
         load = read_load(await session.api.metrics(), served.slots, served.context_tokens)
@@ -296,7 +290,6 @@ class LlamacppEngine(ChildEngine):
         return Snapshot(time.time(), ledger, load)
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        """Token ids of a text as it is, or of a conversation through the chat template."""
         session, preparation = self._require_session(), Preparation()
         speaker: RequestBuilder = session.own.speaker
         if isinstance(prompt, str):
@@ -307,7 +300,6 @@ class LlamacppEngine(ChildEngine):
         return Tokens(await tokens_of(made, _api(session), speaker.served), made.image_tokens)
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
-        """The text of token ids, control tokens included."""
         return await _api(self._require_session()).text_of(ids)
 
 
@@ -336,7 +328,6 @@ class LlamacppChunks(Chunks):
 
     @property
     def usage(self) -> Usage:
-        """See `Chunks`."""
         return Usage(self._prompt_tokens, self._count(), self._image_tokens)
 
     def ended(self, answer: int) -> bool:

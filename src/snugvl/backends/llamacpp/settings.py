@@ -123,11 +123,8 @@ def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LlamacppCommand:
-    """The words of the command for `llama-server`, and its version where it could be read.
-
-    Attributes:
-        guided: whether it has llguidance for grammars: the wheel has, other builds rarely.
-    """
+    """The words of the command for `llama-server`, and its version where it could be read. `guided`: whether
+    it has llguidance for grammars: the wheel has, other builds rarely."""
 
     words: tuple[str, ...]
     version: str = ""

@@ -50,7 +50,6 @@ class NativeBackend(Hosted[PreparedPrompt]):
         weakref.finalize(self, self._worker.close)
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes held, by component."""
         return self._worker.call(self._engine.memory)
 
     def stats(self) -> Load:
@@ -76,7 +75,6 @@ class NativeBackend(Hosted[PreparedPrompt]):
         return self._graphs_ahead
 
     def close(self) -> None:
-        """End all requests with an error, and give back the engine's memory. Safe to call twice."""
         self._kernels.stop()
         self._grammars.close()
         self._worker.close()

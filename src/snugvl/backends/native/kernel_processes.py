@@ -61,8 +61,7 @@ def nothing_compiled() -> bool:
 
 
 class KernelProcesses:
-    """Processes that compile kernels, as many as this machine has room for. Safe to use from several
-    threads."""
+    """Processes that compile kernels, as many as there is room for. Safe to use from several threads."""
 
     def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
         self.stopped = False

@@ -61,16 +61,11 @@ class ProcessMeter(Protocol):
 
     def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
         """The ledger now, from what the backend says it holds (`Backend.memory`) and does."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostedModel:
-    """A loaded model, and the meter of its memory.
-
-    Attributes:
-        settled: called once, when requests are taken; returns at once.
-    """
+    """A loaded model and its meter. `settled`: called when requests are taken; returns at once."""
 
     backend: "Hosted[Any]"
     meter: ProcessMeter
@@ -153,8 +148,7 @@ class Outbox:
 
 
 class Notes(logging.Handler):
-    """Handler of this package's log: warnings go to stderr, as without any handler, and INFO to the
-    server."""
+    """Handler of this package's log: warnings go to stderr, as without a handler, INFO to the server."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__(logging.INFO)

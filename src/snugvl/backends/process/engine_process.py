@@ -24,8 +24,7 @@ from snugvl.layers.kernels.compiler.first_launch import read_kernels, read_trito
 
 
 def prepare() -> None:
-    """Import the modules that every engine needs. An error is raised again where one is imported to be
-    used."""
+    """Import what every engine needs. An error is raised again where the module is imported to be used."""
     gc.disable()  # what imports make stays; to look through it again and again takes an eighth of the time
     with suppress(Exception):
         import torch  # noqa: F401
@@ -34,8 +33,7 @@ def prepare() -> None:
 
 
 def load(choice: EngineChoice, report: Progress) -> HostedModel:
-    """The chosen model with a meter. It imports torch, so it is called once the server has said what to
-    load."""
+    """The chosen model with a meter. It imports torch: call it once the server has said what to load."""
     report("starting torch", 0.0)
     return LOADERS[choice.engine](choice, report)
 

@@ -31,12 +31,8 @@ _NO_OTHER_DEVICES = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 class Launched:
-    """A process that waits for its first message, and our end of the socket to it.
-
-    Attributes:
-        at: `time.time()` of its start.
-        region: memory that it shares, for pictures; None where there is none.
-    """
+    """A process that waits for its first message, and our end of the socket to it. `at`: `time.time()` of its
+    start; `region`: memory that it shares, for pictures; None where there is none."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         """Start it; raises OSError where that can't be done."""

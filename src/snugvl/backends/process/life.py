@@ -34,10 +34,7 @@ class EngineProcess(SpawnedProcess):
     """A child process with an engine. Everything here runs in one event loop."""
 
     def __init__(
-        self,
-        popen: "subprocess.Popen[bytes]",
-        arena: Arena | None,
-        notice: Callable[[Notice], None],
+        self, popen: "subprocess.Popen[bytes]", arena: Arena | None, notice: Callable[[Notice], None]
     ) -> None:
         """`notice` is called with its messages about itself."""
         super().__init__(popen, "the engine process", FORM)

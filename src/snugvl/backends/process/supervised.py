@@ -54,7 +54,6 @@ class SupervisedEngine(Supervised[EngineProcess]):
 
     @property
     def busy(self) -> bool:
-        """Whether requests are under way."""
         return self._life is not None and bool(self._life.running)
 
     @property

@@ -208,12 +208,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The main thread lives.
-
-    Attributes:
-        stalled_s: seconds the engine's thread has not come round to a question.
-        preparing_s: seconds for which the oldest prompt has been prepared.
-    """
+    """The main thread lives. `stalled_s`: seconds the engine's thread has not come round to a question;
+    `preparing_s`: seconds for which the oldest prompt has been prepared."""
 
     stalled_s: float
     preparing_s: float = 0.0

@@ -87,11 +87,8 @@ def longest(config: Any) -> int:
 
 
 def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, *, sees: bool) -> Fit:
-    """The context for `free_bytes` beside the weights.
-
-    Args:
-        most: tokens that the model's positions reach.
-        wished: tokens of one choice, as asked for.
+    """The context for `free_bytes` beside the weights. `most`: tokens that the model's positions reach;
+    `wished`: tokens of one choice, as asked for.
 
     One that was asked for, as a plan does, only has to fit into the cache: who asked may know better what the
     rest needs, and a prompt that doesn't fit is refused when it comes.
@@ -172,7 +169,6 @@ class TransformersBackend(Hosted[ModelPrompt]):
         weakref.finalize(self, engine.close)
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes held, by component."""
         return {"weights": sum(self._weights.values()), **self._engine.memory()}
 
     def stats(self) -> Load:
@@ -199,12 +195,8 @@ class TransformersBackend(Hosted[ModelPrompt]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedParts:
-    """The loaded model, with its settings.
-
-    Attributes:
-        placed: module to device, or None for plain host memory.
-        parameters: of the files; 0 where they don't tell.
-    """
+    """The loaded model, with its settings. `placed`: module to device, or None for plain host memory;
+    `parameters`: of the files; 0 where they don't tell."""
 
     checkpoint: Checkpoint
     inputs: Inputs

@@ -188,7 +188,6 @@ class DecodedTokenizer(Tokenizer):
         return 0
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; empty outside the vocabulary."""
         return self._decoded(token_id)
 
     def opening_bytes(self, token_id: int) -> bytes:

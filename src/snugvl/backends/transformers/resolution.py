@@ -25,12 +25,8 @@ _SOFT_TOKENS = (70, 140, 280, 560, 1120)  # what Gemma 4 was trained on
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The sizes that one image processor makes.
-
-    Attributes:
-        min_pixels: smallest limit that can be asked for.
-        max_pixels: its own limit, or what was asked for at load.
-    """
+    """The sizes that one image processor makes. `min_pixels`: smallest limit that can be asked for;
+    `max_pixels`: its own limit, or what was asked for at load."""
 
     processor: Any
     min_pixels: int

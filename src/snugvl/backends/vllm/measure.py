@@ -137,8 +137,7 @@ _WANTED: Final = (*_SUMS, _USAGE, _CONFIG)
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """vLLM's load and counters. `kv_usage`: part of the KV cache in use, 0 to 1; `kv_bytes`: its size or
-    None."""
+    """vLLM's load and counters. `kv_usage`: used part of the KV cache, 0 to 1; `kv_bytes`: its size."""
 
     load: Load
     kv_usage: float

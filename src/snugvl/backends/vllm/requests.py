@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 from snugvl.backends.child.requests import (
     ServedModel,
     check,
+    plain_conversation,
     png,
     refuse_control_tokens,
     refuse_oversized,
@@ -33,12 +34,11 @@ from snugvl.core.messages import (
     Tool,
     ToolUse,
     Video,
-    characters,
     going_on,
 )
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.inputs.chat import template_texts, texts
+from snugvl.inputs.chat import template_texts
 from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, tools_lark
 from snugvl.inputs.tools.in_text import call_arguments, tool_json, with_calls, with_tools
 from snugvl.inputs.trials import Trials
@@ -51,8 +51,7 @@ _KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 @dataclass(frozen=True, slots=True)
 class VllmBody:
-    """A path and the body to POST. `prompt`: a bare one, whose length decides `max_tokens` where that is
-    None."""
+    """A path and the body to POST."""
 
     path: str
     fields: dict[str, Any]
@@ -124,11 +123,7 @@ def messages_json(
         RequestError, ImageError: text with a control token, a video, a picture that can't be sent.
         RequestTooLarge: so much text that it can't fit into the context.
     """
-    refuse_oversized(characters(messages, tools), model, "messages")
-    messages, tools = without_control_tokens(messages, tools, model.facts)
-    for where, text in texts(messages, tools):
-        refuse_control_tokens(text, model.facts, where)
-        go_on()
+    messages, tools = plain_conversation(messages, tools, model, go_on)
     shown: Sequence[Message] = messages
     if not model.facts.calls:
         shown = with_calls(shown)

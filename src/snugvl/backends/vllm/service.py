@@ -55,7 +55,6 @@ class VllmApi(ChildApi):
     )  # fmt: skip
 
     async def served(self, wanted: str) -> Served:
-        """See `ChildApi`."""
         listed = [
             card
             for card in await self.cards()
@@ -77,7 +76,6 @@ class VllmApi(ChildApi):
         )
 
     async def text_tokens(self, text: str) -> tuple[int, ...]:
-        """See `ChildApi`."""
         return await self.tokens({"prompt": text, "add_special_tokens": False})
 
     async def tokens(self, body: Mapping[str, Any]) -> tuple[int, ...]:
@@ -167,7 +165,6 @@ class VllmEngine(ChildEngine):
         self._command: settings.VllmCommand | None = None
 
     async def launch(self) -> Launch:
-        """See `ChildEngine`."""
         choice: VllmChoice = self._choice
         if self._command is None and not choice.attach:
             self._command = await asyncio.to_thread(settings.find, choice.command)
@@ -191,18 +188,15 @@ class VllmEngine(ChildEngine):
         return Launch(choice, "vllm serve MODEL", VllmApi, FORM, words, environment, stalled)
 
     def start_words(self) -> tuple[str, ...]:
-        """See `ChildEngine`."""
         return ("vllm", "serve", self._choice.model)
 
     async def read_facts(self, served: Served) -> Facts:
-        """See `ChildEngine`."""
         facts = self._choice.facts
         if facts is None:
             facts = await asyncio.to_thread(read_facts, self._choice.model or served.root)
         return apply_limits(facts, self._choice.arguments)
 
     async def begin(self, life: Life, served: Served, model: ServedModel) -> _VllmLife:
-        """See `ChildEngine`."""
         choice: VllmChoice = self._choice
         sleeper = None
         if choice.sleep_after_s is not None:
@@ -212,7 +206,6 @@ class VllmEngine(ChildEngine):
         return _VllmLife(gauge, await asyncio.to_thread(read_measurements, life.log), sleeper)
 
     async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
-        """See `ChildEngine`."""
         make = partial(body_of, request, session.model, self._trials, preparation.go_on)
         body = await self._preparers.run(preparation, make, self._preparers.weigh(request))
         if request.prompt is not None and request.sampling.max_tokens is None:
@@ -226,7 +219,6 @@ class VllmEngine(ChildEngine):
         return Prepared(body.path, (data,), chunks)
 
     async def measure(self, session: Session) -> Snapshot:
-        """See `ChildEngine`."""
         own: _VllmLife = session.own
         counters = read_counters(await session.api.metrics())
         ledger = await asyncio.to_thread(
@@ -235,28 +227,23 @@ class VllmEngine(ChildEngine):
         return Snapshot(time.time(), ledger, counters.load)
 
     async def awake(self, session: Session) -> None:
-        """See `ChildEngine`."""
         if session.own.sleeper is not None:
             await session.own.sleeper.wake()
 
     async def beside(self, session: Session) -> None:
-        """See `ChildEngine`."""
         if session.own.sleeper is not None:
             await session.own.sleeper.doze()
 
     def asleep(self, session: Session) -> str | None:
-        """See `ChildEngine`."""
         sleeper: Sleeper | None = session.own.sleeper
         if sleeper is None or not sleeper.asleep:
             return None
         return f"{self._choice.name} sleeps: its GPU memory is given back; the next request wakes it"
 
     def refused(self, error: RequestError, request: Request) -> RequestError:
-        """See `ChildEngine`."""
         return rename_field(error, request)
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        """Token ids of a text as it is, or of a conversation through the chat template."""
         session, preparation = self._require_session(), Preparation()
         make = partial(tokenize_body, prompt, tools, session.model, preparation.go_on)
         ids = await _api(session).tokens(await self._preparers.run(preparation, make))
@@ -264,7 +251,6 @@ class VllmEngine(ChildEngine):
         return Tokens(ids, pictures)
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
-        """The text of token ids, control tokens included."""
         session = self._require_session()
         answer = await session.api.call("/detokenize", {"model": session.model.name, "tokens": list(ids)})
         return str(answer.get("prompt", ""))
@@ -326,7 +312,6 @@ class VllmChunks(Chunks):
 
     @property
     def usage(self) -> Usage:
-        """See `Chunks`."""
         return replace(self._usage, completion_tokens=self._usage.completion_tokens * self._copies)
 
     def ended(self, answer: int) -> bool:

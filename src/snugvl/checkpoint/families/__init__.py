@@ -16,16 +16,7 @@ from snugvl.checkpoint.families.traits import Family, Network, Prompting, Traits
 from snugvl.checkpoint.section import Section, plain, read_json, shown
 from snugvl.errors import UnsupportedModel
 
-_MODULES = (
-    "qwen3_vl",
-    "qwen3_5",
-    "qwen2_5_vl",
-    "internvl",
-    "gemma3",
-    "gemma4",
-    "smolvlm",
-    "text",
-)
+_MODULES = ("qwen3_vl", "qwen3_5", "qwen2_5_vl", "internvl", "gemma3", "gemma4", "smolvlm", "text")
 # Families that our engine doesn't run and whose `config.json` the plan doesn't read: other engines run them;
 # llama.cpp's GGUF files give the plan their shapes.
 _GEMMA4 = ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")

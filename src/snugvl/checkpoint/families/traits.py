@@ -162,8 +162,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """Size of a picture as a model reads it: sides are multiples of `factor` pixels, the area is between the
-    limits."""
+    """Size of a picture as a model reads it: sides are multiples of `factor`, the area within the limits."""
 
     factor: int
     min_pixels: int

@@ -66,15 +66,12 @@ class GraphCapturer(Protocol):
 
     def capture(self, work: Work, pool: Pool) -> Work:
         """Capture work in a pool; returns what does it again on the same addresses. Nothing is computed."""
-        ...
 
     def synchronize(self) -> None:
         """Wait for everything that was started."""
-        ...
 
     def drop_pool(self, pool: Pool) -> None:
         """Let go of a memory pool, whose graphs are gone."""
-        ...
 
 
 class CudaCapturer:
@@ -103,12 +100,8 @@ class CudaCapturer:
 
 
 def captured(work: Work, pool: Any, stream: Any) -> Any:
-    """A CUDA graph of `work`, whose kernels are compiled and whose handles are made already.
-
-    Args:
-        pool: memory pool to capture in, or None for a new one.
-        stream: a `torch.cuda.Stream` to capture on.
-    """
+    """A CUDA graph of `work`, whose kernels are compiled and whose handles are made already. `pool`: memory
+    pool to capture in, or None for a new one; `stream`: a `torch.cuda.Stream` to capture on."""
     graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     with capturing, torch.cuda.stream(stream), _nothing_collected():
         # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the

@@ -84,12 +84,8 @@ def pack_rows(lines: Array, rows: Rows[DecodeRow]) -> None:
 
 
 class Replay(PendingTokens):
-    """A replay that may still be running; what it leaves is valid until the next one starts.
-
-    Attributes:
-        logits: `[rows, vocab]`.
-        tokens: `[rows]` int64, the most likely ones; below 0 where there is none.
-    """
+    """A replay that may still be running; what it leaves is valid until the next one starts. `logits`:
+    `[rows, vocab]`; `tokens`: `[rows]` int64, the most likely ones; below 0 where there is none."""
 
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, rows: int, into: torch.Tensor) -> None:
         """`tokens` `[size]` are copied to `into` of the host; the first `rows` of them count."""
@@ -226,19 +222,10 @@ def _key(size: int) -> GraphKey:
 
 
 class _DecodeBatch:
-    """The buffers of one size's graphs, at fixed addresses.
-
-    Attributes:
-        ids: `[size]` int64, the tokens whose successors are wanted.
-    """
+    """The buffers of one size's graphs, at fixed addresses. `ids`: `[size]` int64, the newest tokens."""
 
     def __init__(
-        self,
-        model: Network,
-        cache: KVCache,
-        size: int,
-        table_width: int,
-        hidden: torch.Tensor | None = None,
+        self, model: Network, cache: KVCache, size: int, table_width: int, hidden: torch.Tensor | None = None
     ) -> None:
         self._model = model
         self._cache = cache
@@ -255,11 +242,7 @@ class _DecodeBatch:
         pinned = device.type == "cuda"
         self._staging, self._results, self._chosen = (
             [torch.zeros(count, dtype=dtype, pin_memory=pinned) for _ in range(2)]
-            for count, dtype in (
-                (len(self._arrived), torch.int32),
-                (size, torch.int64),
-                (size, torch.int64),
-            )
+            for count, dtype in ((len(self._arrived), torch.int32), (size, torch.int64), (size, torch.int64))
         )
         self._logits = torch.empty(0)
         self._picked = torch.zeros_like(self._tokens)

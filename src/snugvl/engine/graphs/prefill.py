@@ -225,20 +225,15 @@ def size_of(tokens: int, *, pictured: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PictureBuffers:
-    """The buffers of graphs of pictures; each size uses their beginning.
-
-    Attributes:
-        patches: `[PATCHES, patch_dim]` in the network's type.
-        rows: `[tokens, (1 + levels) · hidden]`.
-    """
+    """The buffers of graphs of pictures; each size uses their beginning. `patches`: `[PATCHES, patch_dim]` in
+    the network's type; `rows`: `[tokens, (1 + levels) · hidden]`."""
 
     patches: torch.Tensor
     rows: torch.Tensor
 
 
 class PictureGraphs:
-    """CUDA graphs of small pictures; not for a tower whose weights are streamed, which waits for its
-    copies."""
+    """CUDA graphs of small pictures; not for a tower with streamed weights, which waits for its copies."""
 
     def __init__(self, model: Network, graphs: GraphCache) -> None:
         self._model = model

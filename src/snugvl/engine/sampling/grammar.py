@@ -75,7 +75,6 @@ class GrammarState(Protocol):
     @property
     def error(self) -> str | None:
         """Why the grammar can't go on, or None. Once there is one, nothing may be sampled any more."""
-        ...
 
     def fill(self, bits: torch.Tensor) -> None:
         """Write which tokens may come next into `bits` `[ceil(vocab / 32)]` int32 on the CPU.
@@ -83,11 +82,9 @@ class GrammarState(Protocol):
         Token `t` is bit `t % 32` of word `t // 32`. When the grammar is complete only end-of-sequence
         tokens are left.
         """
-        ...
 
     def accept(self, token: int) -> None:
         """Take the token that was sampled."""
-        ...
 
     @classmethod
     def fill_all(cls, states: Sequence[Self], bits: torch.Tensor, processors: int = 1) -> None:
@@ -100,11 +97,9 @@ class GrammarState(Protocol):
 
     def takes(self, tokens: Sequence[int]) -> int:
         """Number of `tokens` that may come next, one after the other; the state doesn't change."""
-        ...
 
     def copy(self) -> "GrammarState":
         """An independent copy of the state."""
-        ...
 
 
 class TokenGrammar(Protocol):
@@ -112,4 +107,3 @@ class TokenGrammar(Protocol):
 
     def start(self) -> GrammarState:
         """A state of its own, at the beginning, whose first mask costs nothing."""
-        ...

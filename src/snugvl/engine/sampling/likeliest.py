@@ -23,11 +23,8 @@ class Sampled(NamedTuple):
 
 
 class PendingTokens:
-    """Chosen tokens that may still be under way to the host.
-
-    Attributes:
-        tokens: `[n]` int64 on the device; below 0 where logits or grammar are broken.
-    """
+    """Chosen tokens that may still be under way to the host. `tokens`: `[n]` int64 on the device; below 0
+    where logits or grammar are broken."""
 
     def __init__(self, tokens: torch.Tensor, packed: torch.Tensor | None = None) -> None:
         """`packed`: what the host gets in place of the tokens."""

@@ -122,8 +122,7 @@ def mask_threads(cores: int | None = None) -> int:
 
 @dataclass(slots=True, eq=False)
 class MaskPace:
-    """Seconds that a mask of one request takes: the most of late, less with time; unknown at first, so not
-    quick."""
+    """Seconds that a request's mask takes: the most of late, less with time; unknown at first: not quick."""
 
     seconds: float = QUICK_S
     known: bool = False
@@ -190,7 +189,6 @@ class MaskThreads(Turns):
                 self.submit(pair[0].pace, partial(make, [pair]))
 
     def close(self) -> None:
-        """End the threads, each after the job that it does. What has not begun is not done."""
         super().close()
         self._together = []
 
@@ -274,8 +272,7 @@ class Mask:
 
     @property
     def error(self) -> SnugvlError | str | None:
-        """Why the choice can't go on (a text: what is wrong with its grammar), or None; read it when
-        `ready`."""
+        """Why the choice can't go on (what is wrong with its grammar), or None; read it when `ready`."""
         return None if self.forced else self._fault or self.state.error
 
     @property

@@ -91,7 +91,6 @@ class PendingSample(PendingTokens):
         self._asked = asked
 
     def results(self) -> list[Sampled]:
-        """A token for each row, waiting for them."""
         count, rows = len(self.tokens), list(self._asked)
         packed = self._copy.read().tolist()
         own = dict(zip(rows, packed[count : count + len(rows)], strict=True))
@@ -148,10 +147,7 @@ class Sampler:
 
     def begin(self, logits: torch.Tensor, uniforms: Sequence[float]) -> PendingTokens:
         """Start choosing from `logits` `[n, vocab]` float32, a row for each choice, which stay as they are.
-
-        Args:
-            uniforms: a number from [0, 1) for each row; unused where it is greedy.
-        """
+        `uniforms`: a number from [0, 1) for each row; unused where it is greedy."""
         total = logits.logsumexp(-1)  # [n]; not finite if a logit is NaN or inf, or all are -inf
         scores = constrained(self._penalties.apply(logits), self._choices)
         tokens = scores.argmax(-1)  # the first of equals

@@ -17,8 +17,7 @@ _LOOP = re.compile(r"\bfor\s+\w+\s+in\s+[\w.\[\]\"']*tool_calls\b")
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """One form of tool calls: its parser and its grammar. `markers` are those that may be tokens of their
-    own."""
+    """A form of tool calls: parser and grammar. `markers`: texts that may be tokens of their own."""
 
     parser: type[CallParser]
     lark: Callable[[ToolUse, Mapping[str, int]], list[str]]
@@ -64,10 +63,8 @@ def markers(form: ToolForm) -> tuple[str, ...]:
 
 
 def tool_lark(form: ToolForm, use: ToolUse, tokens: Mapping[str, int]) -> str:
-    """The grammar of an answer, in llguidance's dialect of Lark.
-
-    Args:
-        tokens: ids of the form's markers that are tokens of their own.
+    """The grammar of an answer, in llguidance's dialect of Lark. `tokens`: ids of the form's markers that are
+    tokens of their own.
 
     Raises:
         RequestError: tools that can't be told apart or called; a name that the form can't write.

@@ -80,11 +80,8 @@ class CallParser(ABC):
         return self._taken()
 
     def flush(self, *, cut: bool = False) -> list[ToolEvent]:
-        """The text or events that were held back, at the end of the answer.
-
-        Args:
-            cut: whether a limit or a stop string ended it: the beginning of a call is then no text.
-        """
+        """The text or events that were held back, at the end of the answer. `cut`: whether a limit or a stop
+        string ended it: the beginning of a call is then no text."""
         rest, state = self._buffer, self._state
         self._enter(self._read_text, "")
         if state != self._read_text:

@@ -10,12 +10,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The hardware that kernels are chosen and compiled for.
-
-    Attributes:
-        capability: CUDA's compute capability.
-        units: multiprocessors.
-    """
+    """The hardware that kernels are chosen and compiled for. `capability`: CUDA's compute capability;
+    `units`: multiprocessors."""
 
     capability: tuple[int, int]
     units: int

@@ -20,12 +20,8 @@ def embed(
     ids, w, scale, out, COLUMNS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
     HAS_SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One (token, part of its row): `out` `[tokens, COLUMNS]` of `w` `[rows, COLUMNS]`.
-
-    Args:
-        ids: `[tokens]` int64.
-        scale: `[rows, COLUMNS / GROUP]`, with HAS_SCALE.
-    """
+    """One (token, part of its row): `out` `[tokens, COLUMNS]` of `w` `[rows, COLUMNS]`. `ids`: `[tokens]`
+    int64; `scale`: `[rows, COLUMNS / GROUP]`, with HAS_SCALE."""
     wait_for_others(PDL)
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + token)

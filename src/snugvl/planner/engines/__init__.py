@@ -54,11 +54,8 @@ def for_others(engine: Engine, asked: Mapping[str, Any]) -> str | None:
 def refuse_lacking(
     engine: Engine, asked: Mapping[str, Any], *, why: str = "", in_process: bool = False
 ) -> None:
-    """Refuse options that an engine can't do and others can.
-
-    Args:
-        why: how it came to be this engine.
-        in_process: name no engines but those that run in the process that asks.
+    """Refuse options that an engine can't do and others can. `why`: how it came to be this engine;
+    `in_process`: name no engines but those that run in the process that asks.
 
     Raises:
         RequestError: names the options, the engine, and the engines to take instead. Engines that read GGUF

@@ -184,10 +184,7 @@ class EngineRules(ABC):
         self, model: Inventory, settings: Settings, gpu: Gpu | None, host_rate: float = HOST_RATE
     ) -> float | None:
         """Tokens per second of one request, where `predicts_rate`; None where the card isn't known.
-
-        Args:
-            host_rate: bytes per second that a processor reads of host memory.
-        """
+        `host_rate`: bytes per second that a processor reads of host memory."""
         return None
 
     def step_crossing_bytes(self, model: Inventory, settings: Settings) -> int:

@@ -33,11 +33,8 @@ def kv_bytes(model: Inventory, settings: Settings, tokens: int) -> int:
 
 
 def blocks_bytes(model: Inventory, settings: Settings, tokens: int, *, windows: bool = False) -> int:
-    """Bytes of one sequence in blocks of `BLOCK_TOKENS`, with its states.
-
-    Args:
-        windows: whether layers with sliding windows keep no more than the window.
-    """
+    """Bytes of one sequence in blocks of `BLOCK_TOKENS`, with its states. `windows`: whether layers with
+    sliding windows keep no more than the window."""
     rounded = up(tokens, BLOCK_TOKENS)
     total = 0
     for layer, count in model.kv_layers:

@@ -161,10 +161,6 @@ class Footprint:
         object.__setattr__(self, "peak_phase", peak)
         object.__setattr__(self, "total_bytes", sums["always"] + sums[peak])
 
-    def phase_bytes(self, phase: Phase) -> int:
-        """Bytes of the components of one phase."""
-        return sum(component.nbytes for component in self.components if component.phase == phase)
-
     def of(self, *kinds: Kind) -> int:
         """Bytes of all components of these kinds, in any phase."""
         return sum(part.nbytes for part in self.components if part.kind in kinds)

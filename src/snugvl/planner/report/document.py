@@ -45,10 +45,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "fits": plan.choice is not None,
         "wishes": _wishes(plan.wishes),
         "machine": {"os": machine.os, "gpus": len(machine.gpus), "source": machine.source},
-        "budget": {
-            "device": budget.name,
-            **{name: getattr(budget, name) for name in BUDGET},
-        },
+        "budget": {"device": budget.name, **{name: getattr(budget, name) for name in BUDGET}},
         "choice": _choice(plan.choice, measured) if plan.choice else None,
         "load": load_options(plan.choice, plan.wishes).said() if plan.choice else None,
         "command": next_command(plan.choice, plan.wishes) if plan.choice else None,

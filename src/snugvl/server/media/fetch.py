@@ -167,14 +167,7 @@ class Fetcher:
         return FetchTurns(self._limits)
 
     async def fetch(
-        self,
-        url: str,
-        *,
-        accept: str,
-        max_bytes: int,
-        name: str,
-        field: str,
-        turns: FetchTurns | None = None,
+        self, url: str, *, accept: str, max_bytes: int, name: str, field: str, turns: FetchTurns | None = None
     ) -> bytes:
         """The bytes behind an http(s) URL.
 

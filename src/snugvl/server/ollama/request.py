@@ -18,9 +18,7 @@ from snugvl.core.messages import (
     ToolUse,
     Video,
 )
-from snugvl.core.messages import (
-    Part as Content,
-)
+from snugvl.core.messages import Part as Content
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server import forms
@@ -108,10 +106,7 @@ Base64Images = Annotated[
 Format = Annotated[
     Literal["", "json"] | dict[str, Any] | None, Field(description='"json" for any object, or a JSON schema')
 ]
-KeepAlive = Annotated[
-    Any,
-    Field(description="accepted; the model stays loaded as long as the server runs"),
-]
+KeepAlive = Annotated[Any, Field(description="accepted; the model stays loaded as long as the server runs")]
 Name = Annotated[str, Field(min_length=1, description='with or without ":latest"')]
 
 

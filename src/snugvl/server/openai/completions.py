@@ -69,9 +69,7 @@ Prompt = Annotated[
     | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
     | Annotated[
-        list[TokenIds],
-        Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
-        Tag("lists of ids"),
+        list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("lists of ids")
     ],
     Discriminator(_kind),
 ]

@@ -194,11 +194,7 @@ def grouped_blocks(
 
 
 class Groups:
-    """The pairs of a step, by expert.
-
-    Attributes:
-        tiles: how many there can be.
-    """
+    """The pairs of a step, by expert. `tiles`: how many there can be."""
 
     def __init__(self, ids: torch.Tensor, count: int) -> None:
         """`ids` `[tokens, used]` int32 of `count` experts."""
@@ -257,10 +253,7 @@ def add_pairs(
     HAS_SHARED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """One (token, part of its row): the sum of its pairs, in their order, and what stands beside it.
-
-    Args:
-        scores: `[tokens, rows]`; the last of a row opens the gate of `shared`.
-    """
+    `scores`: `[tokens, rows]`; the last of a row opens the gate of `shared`."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * STEP + tl.arange(0, STEP)
     mask = column < N

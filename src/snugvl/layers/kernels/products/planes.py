@@ -116,12 +116,8 @@ def lone_planes(
     HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr, ASSEMBLY: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`lone.lone` of two planes: `out[n] = x · W[n]`, for one row of input.
-
-    Args:
-        w: int32 words, the lower four bits of eight weights each.
-        upper: their upper bits, uint8 (`BITS` 5) or int16 (6), as many.
-    """
+    """`lone.lone` of two planes: `out[n] = x · W[n]`, for one row of input. `w`: int32 words, the lower four
+    bits of eight weights each; `upper`: their upper bits, uint8 (`BITS` 5) or int16 (6), as many."""
     slices: tl.constexpr = (K // lone.UNIT + 7) // 8
     last: tl.constexpr = (slices - 1) // BATCH * BATCH
     outputs: tl.constexpr = BN // 2 if SWIGLU else BN

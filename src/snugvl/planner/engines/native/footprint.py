@@ -96,10 +96,7 @@ def _per_token(model: Inventory, itemsize: int, *, low_bit: bool) -> int:
     heads = s * (w.q + 2 * w.k)
     moments: tuple[int, ...]
     if low_bit:
-        moments = (
-            s * (2 * w.h + 2 * w.q) + heads,
-            s * (3 * w.h + w.i + 2 * _at_once(w, s)),
-        )
+        moments = (s * (2 * w.h + 2 * w.q) + heads, s * (3 * w.h + w.i + 2 * _at_once(w, s)))
     else:
         moments = (
             s * (3 * w.h + 2 * w.q) + heads,
@@ -364,8 +361,7 @@ def widened(model: Inventory, settings: Settings) -> int:
 
 
 def native_cpu_components(model: Inventory, settings: Settings) -> list[Component]:
-    """Components of workspace on a CPU, where torch's attention takes masks and grouped heads: no scores are
-    stored."""
+    """Workspace on a CPU, whose attention takes masks and grouped heads and stores no scores."""
     itemsize = settings.itemsize
     chunk = min(settings.chunk, settings.kv_tokens)
     wide = widened(model, settings)

@@ -93,8 +93,7 @@ class TransformersRules(EngineRules):
         return super().stored_as(option)
 
     def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
-        """Ways with less and less on the GPU, the vision tower first: it is copied once a picture, a layer
-        once a token."""
+        """Ways with ever less on the GPU: the tower first, copied once a picture, a layer once a token."""
         return [[replace(base, vision="cpu", offloaded=n) for n in range(model.facts.text.num_layers + 1)]]
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:

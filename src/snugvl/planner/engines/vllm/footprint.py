@@ -132,8 +132,7 @@ def expert_width(model: Inventory) -> int:
 
 
 def max_sequences(settings: Settings) -> int:
-    """`--max-num-seqs` of one copy: sequences with room for their whole context, and those that may be
-    preempted."""
+    """`--max-num-seqs` of one copy: sequences with room for whole contexts, and those to be preempted."""
     return max(settings.sequences, settings.concurrency_of_copy)
 
 
@@ -318,19 +317,11 @@ class Pages:
         seen = min(group.window - 1 + ASYNC_STEPS * batched_tokens, context)
         return -(-seen // self.block_tokens) + 1
 
-    def logged_tokens(self, pool_bytes: int, context: int, blocks: int) -> int:
-        """Tokens that vLLM logs as "GPU KV cache size". `blocks`: of one sequence of `context` tokens."""
-        return pool_bytes // self.block_bytes * context // blocks
-
 
 def pages(model: Inventory, settings: Settings) -> Pages:
     """The pool's layout for `settings`."""
     return _pages(
-        model,
-        settings.kv_itemsize,
-        settings.itemsize,
-        settings.tensor_parallel,
-        settings.pipeline_parallel,
+        model, settings.kv_itemsize, settings.itemsize, settings.tensor_parallel, settings.pipeline_parallel
     )
 
 

@@ -1,6 +1,6 @@
 """Mixtures with experts in host memory: predicted beside published speeds, and what eight people are led to.
 
-    python benchmarks/mixtures.py [--out benchmarks/results/mixtures.md]
+    python -m tests.planner.mixtures [--out benchmarks/results/mixtures.md]
 
 Nothing is measured: machines are described, and plans are those of `snugvl plan`. "Before" is the same plan
 where nobody may be led to a mixture. Published figures are those of the project's anchors; what is said of
@@ -179,9 +179,9 @@ def page() -> str:
     lines = [
         "# Mixtures with experts in host memory",
         "",
-        "Written by `benchmarks/mixtures.py`: plans of described machines, nothing measured. Tokens a second",
-        "of one request; in brackets with DDR4-2133 and with DDR5-6000. Rows that llama.cpp itself gave are",
-        "predicted up to a quarter too high, where their memory is said. Of the RTX 5070 too little",
+        "Written by `tests/planner/mixtures.py`: plans of described machines, nothing measured. Tokens a",
+        "second of one request; in brackets with DDR4-2133 and with DDR5-6000. Rows that llama.cpp itself",
+        "gave are predicted up to a quarter too high, where their memory is said. Of the RTX 5070 too little",
         "is known: with DDR4-3200 a split by layers, or all experts there, gives what was published, and the",
         "plan's own split more.",
         "",

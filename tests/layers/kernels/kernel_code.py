@@ -1,6 +1,6 @@
 """Kernels that steps of every family launch, and their machine code, compared between two revisions.
 
-    PYTHONPATH=. python benchmarks/kernel_code.py [--out FILE] [--against FILE] [--card H200] [--models …]
+    PYTHONPATH=benchmarks python -m tests.layers.kernels.kernel_code [--out FILE] [--against FILE]
 
 No GPU is needed: steps run on networks without memory, in the sizes of published ones, for a described card,
 and Triton compiles for it. A step is 1, 4, 16, 64 or 300 tokens (of one sequence each, the last of one
@@ -10,7 +10,7 @@ same work; what Python does between launches is another matter.
 
 Printed: variants by kernel, with the most registers and the most bytes of spilled registers of one, and with
 `--against` how many steps are equal and what differs. To compare with another commit check it out, and run
-this script there with `PYTHONPATH` naming its folder and its `src`.
+this script there with `PYTHONPATH` naming its `benchmarks` and its `src`.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from pathlib import Path
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # else where a kernel stands in its file is part of its code
 
 import torch
-from tests.engine.family_steps import models, network_in
 from triton.runtime import driver
 
 from other_cards import CARDS, taken
@@ -43,6 +42,7 @@ from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork, without_memory
+from tests.engine.family_steps import models, network_in
 
 FORMATS = {"bf16": "bf16", "fp8": "bf16", "int8": "int8", "int6": "int8", "int5": "int8", "int4": "int8"}
 STEPS = {"1": (1,), "4": (1,) * 4, "16": (1,) * 16, "64": (1,) * 64, "300 of one": (300,)}

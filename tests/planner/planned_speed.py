@@ -1,12 +1,12 @@
 """Planned decode speeds beside every measured one, and how many lie within the plan's range.
 
-    python benchmarks/planned_speed.py [--out benchmarks/results/planned_speed.md]
-    python benchmarks/planned_speed.py --fit
+    python -m tests.planner.planned_speed [--out benchmarks/results/planned_speed.md]
+    python -m tests.planner.planned_speed --fit
 
-The rows are those of `results/speeds.csv`, which says where each is from. Nothing is measured here. `--fit`
-finds the constants of our engine again (`Format.instructions`, `Pace.layer_s` and its like) from the rows of
-code that still runs, on whole cards, and says how far rows are off that it didn't see: those held to 30
-multiprocessors, whose arithmetic counts four times as much, and each model's by constants from the others.
+The rows are those of `benchmarks/results/speeds.csv`, which says where each is from. Nothing is measured.
+`--fit` finds the constants of our engine again (`Format.instructions`, `Pace.layer_s` and its like) from the
+rows of code that still runs, on whole cards, and says how far rows are off that it didn't see: those held to
+30 multiprocessors, whose arithmetic counts four times as much, and each model's by constants from the others.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
 from snugvl.planner.speed import BLOCK_INSTRUCTIONS, Speed, rate_text, roofline
 
-ROWS: Final = Path(__file__).parent / "results/speeds.csv"
+ROWS: Final = Path(__file__).parents[2] / "benchmarks/results/speeds.csv"
 ROUNDS: Final = 60  # of the search
 FITTED: Final = tuple(name for name, form in FORMATS.items() if form.instructions)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measured speed; see the head of `results/speeds.csv`."""
+    """A measured speed; see the head of `benchmarks/results/speeds.csv`."""
 
     engine: Any
     model: str
@@ -156,7 +156,7 @@ def page() -> str:
     now, before = ([row for row in rows() if (row.code == "before") == old] for old in (False, True))
     lines = [
         "# Planned speeds beside measured ones", "",
-        "Written by `benchmarks/planned_speed.py`; tokens a second of one request.", "",
+        "Written by `tests/planner/planned_speed.py`; tokens a second of one request.", "",
         *shares(now), "", *table(now), "", "By code that has been replaced since, which no plan is of:", "",
         *table(before),
     ]  # fmt: skip
