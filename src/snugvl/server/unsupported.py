@@ -233,9 +233,18 @@ COMPLETIONS: Final[UnsupportedFields] = {
     **_in("a message of /v1/chat/completions"),
     "messages": refused("send them to /v1/chat/completions"),
 }
+RESPONSES_PROMPT: Final[UnsupportedFields] = {
+    **INPUT_PICTURE,
+    "truncation": refused("leave it out or send 'disabled', and shorten input yourself", "disabled"),
+    "previous_response_id": refused(f"{STATELESS}; send the earlier input and output items again in input"),
+    "conversation": refused(f"{STATELESS}; send the earlier input and output items again in input"),
+    "prompt": refused(f"{STATELESS}, so it knows no prompts; send instructions and input"),
+    "context_management": refused("shorten input yourself", []),
+    "messages": refused("send them as input, or to /v1/chat/completions"),
+}
 RESPONSES: Final[UnsupportedFields] = {
     **GENERATION,
-    **INPUT_PICTURE,
+    **RESPONSES_PROMPT,
     "reasoning_effort": read("reasoning", meant=lambda value: {"effort": value}),
     **dict.fromkeys(THINKING, read("reasoning", meant=_effort)),
     "n_predict": read("max_output_tokens", -1),
@@ -244,12 +253,6 @@ RESPONSES: Final[UnsupportedFields] = {
     "format": refused("send it as text.format", ""),
     "logprobs": refused('send include: ["message.output_text.logprobs"]', False),
     "background": refused(f"{STATELESS}; wait for the answer, or stream it", False),
-    "truncation": refused("leave it out or send 'disabled', and shorten input yourself", "disabled"),
-    "previous_response_id": refused(f"{STATELESS}; send the earlier input and output items again in input"),
-    "conversation": refused(f"{STATELESS}; send the earlier input and output items again in input"),
-    "prompt": refused(f"{STATELESS}, so it knows no prompts; send instructions and input"),
-    "context_management": refused("shorten input yourself", []),
-    "messages": refused("send them as input, or to /v1/chat/completions"),
 }
 WRITTEN: Final[UnsupportedFields] = {
     "audio": refused("send what was said as text of content"),

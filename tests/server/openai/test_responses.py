@@ -57,6 +57,36 @@ def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
+def test_tokens_are_counted_without_an_answer(client: OpenAI, data_url: str) -> None:
+    seen: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url}]}]
+    told: Any = {"model": "pocket", "instructions": "Be kind.", "tools": TOOLS, "tool_choice": "none"}
+    for body in ({"input": seen}, {"input": "hi"}, {"input": "hi", **told}, {"input": seen, **told}):
+        counted = client.responses.input_tokens.count(**body)
+        answer = client.responses.create(**body, max_output_tokens=1)
+        assert counted.object == "response.input_tokens"
+        assert answer.usage is not None
+        assert counted.input_tokens == answer.usage.input_tokens, body
+    without = client.responses.input_tokens.count(input="hi", model="pocket").input_tokens
+    assert client.responses.input_tokens.count(input="hi", tools=TOOLS).input_tokens > without + 20
+    assert client.responses.input_tokens.count(instructions="Be kind.").input_tokens > 2
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "input"),
+        ({"input": "hi", "previous_response_id": "resp_1"}, "keeps nothing between requests"),
+        ({"input": "hi", "model": "gpt-9"}, "is not served here"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_what_cannot_be_counted(http: httpx.Client, body: dict[str, Any], said: str) -> None:
+    answer = http.post("/responses/input_tokens", json=body)
+    assert answer.status_code in (400, 404), answer.text
+    assert said in answer.text
+
+
 def test_pocket_describes_a_picture(client: OpenAI, data_url: str) -> None:
     content: Any = [
         {"type": "input_image", "image_url": data_url, "detail": "auto"},

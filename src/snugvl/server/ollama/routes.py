@@ -432,16 +432,6 @@ def _line_logprob(logprob: Logprob) -> LineLogprob:
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=JsonRoute)
 
 PROTOCOL: Final = "0.6.4"  # of Ollama, whose fields and routes are here; VS Code asks for this one at least
-ELSEWHERE: Final = (  # method, path, what to do instead
-    ("POST", "push", "there is no registry to push to"),
-    ("POST", "create", "serve a checkpoint's folder with `snugvl serve`"),
-    ("POST", "copy", "give a model several names with `snugvl serve --served-model-name`"),
-    ("DELETE", "delete", "delete downloaded models from the Hugging Face cache"),
-    ("POST", "embed", "a vision-language model gives no embeddings"),
-    ("POST", "embeddings", "a vision-language model gives no embeddings"),
-    ("HEAD", "blobs/{digest}", "serve a checkpoint's folder with `snugvl serve`"),
-    ("POST", "blobs/{digest}", "serve a checkpoint's folder with `snugvl serve`"),
-)
 
 
 @router.post(
@@ -518,19 +508,6 @@ async def post_pull(http: HttpRequest, body: PullRequest) -> Any:
 async def get_version() -> Any:
     """The version of Ollama whose protocol this is, for clients that ask for one that is new enough."""
     return Version(version=PROTOCOL)
-
-
-def _refusal(path: str, instead: str) -> Callable[[], Awaitable[None]]:
-    """A route that says what to do instead."""
-
-    async def refuse() -> None:
-        raise RequestError(f"/api/{path} is not supported by snugvl: {instead}")
-
-    return refuse
-
-
-for _method, _path, _instead in ELSEWHERE:
-    router.add_api_route(f"/{_path}", _refusal(_path, _instead), methods=[_method], include_in_schema=False)
 
 
 def _load_answer(body: Generating, name: str, shape: Shape, notes: RequestNotes) -> AnswerLine:

@@ -454,6 +454,13 @@ class OutputTokens(_Closed):
     reasoning_tokens: int
 
 
+class InputTokenCount(_Closed):
+    """Tokens of a response's prompt, pictures included."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class ResponseUsage(_Closed):
     """Tokens of a response."""
 

@@ -55,6 +55,7 @@ from snugvl.server.unsupported import (
     ITEM,
     RESPONSE_TOOL,
     RESPONSES,
+    RESPONSES_PROMPT,
     TEXT_FORM,
     UnsupportedFields,
 )
@@ -428,7 +429,7 @@ Input = StringOrArray[Annotated[list[Item], Field(min_length=1, max_length=MAX_M
 
 
 async def conversation_of(
-    input_items: str | list[Item], instructions: str | None, media: RequestMedia
+    input_items: str | list[Item] | None, instructions: str | None, media: RequestMedia
 ) -> tuple[Message, ...]:
     """The conversation, its pictures fetched at once.
 
@@ -438,10 +439,11 @@ async def conversation_of(
     messages = [Message("system", (Text(instructions),))] if instructions else []
     if isinstance(input_items, str):
         return (*messages, Message("user", (Text(input_items),)))
-    found = await media.load(await _pictures(input_items))
+    items = input_items or []
+    found = await media.load(await _pictures(items))
     calls: list[ToolCall] = []  # of the last message, which several items may make
     thought = ""  # before the assistant's next item
-    async for index, item in in_turns(enumerate(input_items)):
+    async for index, item in in_turns(enumerate(items)):
         if isinstance(item, VendorItem):
             media.notes.warn(f"left out input[{index}]: no server but its vendor's runs {item.type}")
         if isinstance(item, ReasoningItem):
@@ -549,12 +551,11 @@ class ResponseStreamOptions(RequestPart):
     place: ClassVar[str] = "stream_options."
 
 
-class ResponseRequest(Body):
-    """A response to make. Nothing is stored: `store` is false here by default."""
+class ResponsePrompt(Body):
+    """Instructions, tools and the form of a response: what its prompt is made of, beside its input."""
 
-    unsupported: ClassVar[UnsupportedFields] = RESPONSES
+    unsupported: ClassVar[UnsupportedFields] = RESPONSES_PROMPT
 
-    input: Input
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
     instructions: str | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -562,6 +563,28 @@ class ResponseRequest(Body):
     parallel_tool_calls: bool | None = None
     text: TextForm | None = None
     reasoning: ReasoningOptions | None = None
+
+    def tool_use(self, notes: RequestNotes) -> ToolUse | None:
+        """The tool use for the engine.
+
+        Raises:
+            RequestError: tools and choice don't fit.
+        """
+        return response_tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls, notes)
+
+
+class CountInputRequest(ResponsePrompt):
+    """The prompt of a response, to count. Without input its instructions alone are counted."""
+
+    input: Input | None = None
+
+
+class ResponseRequest(ResponsePrompt):
+    """A response to make. Nothing is stored: `store` is false here by default."""
+
+    unsupported: ClassVar[UnsupportedFields] = RESPONSES
+
+    input: Input
     max_output_tokens: MaxTokens = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -589,14 +612,6 @@ class ResponseRequest(Body):
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens come with their log-probabilities."""
         return LOGPROBS in (self.include or ())
-
-    def tool_use(self, notes: RequestNotes) -> ToolUse | None:
-        """The tool use for the engine.
-
-        Raises:
-            RequestError: tools and choice don't fit.
-        """
-        return response_tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls, notes)
 
     def grammar(self, notes: RequestNotes) -> Grammar | None:
         """The grammar of the answer; None for plain text."""
