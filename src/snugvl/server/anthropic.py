@@ -85,7 +85,7 @@ class Base64Source(RequestPart):
     """A picture itself. Its content decides what it is, not `media_type`."""
 
     type: Literal["base64"]
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    media_type: str | None = None
     data: str
 
 
@@ -472,8 +472,8 @@ def _pictures(content: str | Sequence[Block] | None, field: str) -> Iterator[tup
 
 def _ref(block: ImageBlock, field: str) -> MediaRef:
     match block.source:
-        case Base64Source(media_type=kind, data=data):
-            return MediaRef(f"data:{kind};base64,{data}", f"{field}.source.data")
+        case Base64Source(data=data):
+            return MediaRef(f"data:;base64,{data}", f"{field}.source.data")
         case UrlSource(url=url):
             return MediaRef(url, f"{field}.source.url")
 
@@ -499,7 +499,7 @@ def _messages(message: Turn, field: str, found: Mapping[str, Found], notes: Requ
         else:
             parts += content
     if message.role == "user":
-        return turns + _turn(parts)
+        return turns + _turn(parts) or [Message("user")]
     return [Message(message.role, tuple(parts), tuple(calls), reasoning="\n".join(filter(None, thoughts)))]
 
 

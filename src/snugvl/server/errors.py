@@ -341,7 +341,8 @@ def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
     name = str(details["discriminator"]).strip("'")
     named = name if name.isidentifier() else "type"  # a function tells them apart
     tag, known = str(details["tag"])[:SHOWN], str(details["expected_tags"])
-    return f"{param}: {named} {tag!r} is not supported; use {_either(known.split(', '))}"
+    types = [each for each in known.split(", ") if each[1:2] != "("]  # others are tags of ours
+    return f"{param}: {named} {tag!r} is not supported; use {_either(types)}"
 
 
 def _path(entry: Mapping[str, Any], body: object) -> Loc:

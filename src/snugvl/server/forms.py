@@ -17,7 +17,7 @@ from snugvl.server.metrics import RequestNotes
 
 JsonSchema = dict[str, Any]
 Mode = Literal["none", "auto", "required"]
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]  # OpenAI's are half as long at most
 RESERVED = ("auto", "none", "required")  # what a choice of tools may be called in place of a name
 MAX_TOOLS = 128
 MAX_ARGUMENTS = 10_000  # values in the arguments of one call

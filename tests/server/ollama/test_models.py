@@ -67,6 +67,9 @@ def test_version_is_a_number(url: str) -> None:
 @pytest.mark.parametrize("name", ["pocket", "pocket:latest"])
 def test_a_name_comes_back_as_it_was_asked_for(url: str, name: str) -> None:
     assert httpx.post(f"{url}/api/chat", json={"model": name}).json()["model"] == name
+    body = {"model": name, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    for path in ("chat/completions", "messages"):  # whoever finds names by /api/tags, such as Copilot
+        assert httpx.post(f"{url}/v1/{path}", json=body).json()["model"] == name
 
 
 def test_a_served_name_may_have_a_tag_of_its_own() -> None:

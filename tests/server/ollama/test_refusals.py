@@ -68,7 +68,7 @@ def test_what_is_no_picture(url: str, image: str) -> None:
 def test_another_model(url: str, path: str) -> None:
     response = httpx.post(f"{url}/api/{path}", json={"model": "llava:latest"})
     assert response.status_code == 404
-    assert response.json() == {"error": "the model 'llava' is not served here; use 'pocket'"}
+    assert response.json() == {"error": "the model 'llava:latest' is not served here; use 'pocket'"}
 
 
 def test_show_needs_a_name(url: str) -> None:

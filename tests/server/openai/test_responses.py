@@ -3,12 +3,12 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseIncludable, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from snugvl.core.messages import (
@@ -69,6 +69,29 @@ def test_tokens_are_counted_without_an_answer(client: OpenAI, data_url: str) -> 
     without = client.responses.input_tokens.count(input="hi", model="pocket").input_tokens
     assert client.responses.input_tokens.count(input="hi", tools=TOOLS).input_tokens > without + 20
     assert client.responses.input_tokens.count(instructions="Be kind.").input_tokens > 2
+
+
+def test_what_a_vendor_alone_includes_is_left_out_with_a_warning(http: httpx.Client) -> None:
+    for name in get_args(ResponseIncludable):
+        answer = http.post("/responses", json={"input": "hi", "include": [name]})
+        assert answer.status_code == 200, answer.text
+        honoured = name in (*LOGPROBS, "reasoning.encrypted_content")
+        assert (
+            f"ignored include: nothing here has {name}" in answer.headers.get("snugvl-warning", "")
+        ) != honoured
+
+
+def test_words_with_which_a_model_declined_are_its_answer(http: httpx.Client, scripted: Scripted) -> None:
+    said = [{"type": "refusal", "refusal": "No."}]
+    items = [{"role": "assistant", "content": said}, {"type": None, "role": "user", "content": "Why?"}]
+    assert http.post("/responses", json={"input": items}).status_code == 200
+    assert scripted.last.messages[0] == Message("assistant", (Text("No."),))
+
+
+def test_no_alternatives_are_no_wish_for_logprobs(http: httpx.Client, scripted: Scripted) -> None:
+    """As this server's own responses tell it."""
+    assert http.post("/responses", json={"input": "hi", "top_logprobs": 0}).status_code == 200
+    assert scripted.last.sampling.logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -372,8 +395,13 @@ REFUSED = [
     ({"text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
     ({"stop": "x"}, "stop", "not supported"),
     ({"messages": []}, "messages", "not supported"),
-    ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call"),
-    ({"tools": [{"type": "telepathy"}]}, "tools[0]", "telepathy"),
+    ({"include": ["everything"]}, "include[0]", "everything"),
+    ({"input": [{"type": "compaction"}]}, "input[0]", "or 'reasoning'"),
+    (
+        {"tools": [{"type": "telepathy"}]},
+        "tools[0]",
+        "'telepathy' is not supported; use 'function', 'custom' or 'namespace'",
+    ),
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tools": TOOLS * 2}, "tools[2].name", "twice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "'x'"),

@@ -21,7 +21,7 @@ from snugvl.core.messages import Capabilities, Logprob, Request
 from snugvl.errors import ModelNotServed, RequestError
 from snugvl.inputs.tools.parser import CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
-from snugvl.server.context import Context, context_of
+from snugvl.server.context import LATEST, Context, context_of
 from snugvl.server.generation import AnswerBlock, GeneratedAnswer, ReasoningPiece, arguments_of, read_answer
 from snugvl.server.media.loading import RequestMedia
 from snugvl.server.metrics import RequestNotes, record_of
@@ -36,7 +36,6 @@ from snugvl.server.ollama.request import (
 )
 from snugvl.server.streaming import Event, line_stream, lines_document
 
-LATEST = ":latest"
 NEVER = "9999-12-31T23:59:59Z"
 TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # as Ollama calls them
 # What the model is shown, in the order and the form of Ollama's templates: some clients look for tools in it.
@@ -107,21 +106,6 @@ class Version(BaseModel):
     """Version of Ollama's protocol, in digits and dots: some clients ask for one that is new enough."""
 
     version: str
-
-
-def served_name(context: Context, name: str) -> str:
-    """The name to answer with: the one that was asked for.
-
-    Raises:
-        ModelNotServed: neither it nor, without ":latest", the rest of it is served.
-    """
-    try:
-        context.check_model(name)
-    except ModelNotServed:
-        if not name.endswith(LATEST):
-            raise
-        context.check_model(name.removesuffix(LATEST))
-    return name
 
 
 def tags(context: Context) -> Tags:
@@ -459,7 +443,7 @@ async def post_generate(http: HttpRequest, body: GenerateRequest) -> Any:
 async def _answer(http: HttpRequest, body: BodyT, shape: Shape, make: Make[BodyT] | None) -> Any:
     """An answer of `make`'s request, in one line or several; of none, that the model is loaded."""
     context, record, started_ns = context_of(http), record_of(http.scope), time.perf_counter_ns()
-    name, capabilities = served_name(context, body.model), context.capabilities
+    name, capabilities = context.check_model(body.model), context.capabilities
     if make is None:
         return _load_answer(body, name, shape, record.notes)
     request = make(RequestMedia(context.media, record), capabilities, body)
@@ -487,7 +471,7 @@ async def post_show(http: HttpRequest, body: ShowRequest) -> Any:
     context, name = context_of(http), body.model or body.name
     if name is None:
         raise RequestError("model is missing", field="model")
-    served_name(context, name)
+    context.check_model(name)
     return describe(context)
 
 
@@ -498,7 +482,7 @@ async def post_pull(http: HttpRequest, body: PullRequest) -> Any:
     if name is None:
         raise RequestError("model is missing", field="model")
     try:
-        served_name(context, name)
+        context.check_model(name)
     except ModelNotServed as error:
         raise ModelNotServed(f"{error}; download models with `snugvl pull`") from None
     return Pulled()  # one line, streamed or not

@@ -36,6 +36,7 @@ from snugvl.server.openai.common import (
     token_logprobs,
 )
 from snugvl.server.openai.responses_request import (
+    ENCRYPTED,
     LOGPROBS,
     VENDOR,
     Called,
@@ -97,8 +98,11 @@ async def _request(body: ResponseRequest, media: RequestMedia) -> Request:
     Raises:
         RequestError, ImageError: with the path of the field to blame.
     """
-    if body.top_logprobs is not None and not body.wants_logprobs:
+    if body.top_logprobs and not body.wants_logprobs:
         raise RequestError(f"top_logprobs needs {LOGPROBS!r} in include", field="top_logprobs")
+    for name in body.include or ():
+        if name not in (LOGPROBS, ENCRYPTED):
+            media.notes.warn(f"ignored include: nothing here has {name}")
     grammar, tools = either(body.grammar(media.notes), body.tool_use(media.notes), "text.format")
     logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
     names = ("temperature", "top_p", "ignore_eos")

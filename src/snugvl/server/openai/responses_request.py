@@ -45,6 +45,7 @@ from snugvl.server.openai.chat_request import (
     Found,
     JsonObjectFormat,
     NamedSchema,
+    RefusalPart,
     TextFormat,
     parts_of,
 )
@@ -64,6 +65,8 @@ VENDOR: Final = re.compile(
     r"(web_search|file_search|computer|code_interpreter|image_generation|local_shell|shell|mcp|apply_patch"
     r"|tool_search)([_-].*)?"
 )
+VENDORS_ITEMS: Final = ("_call", "_output", "_tools", "_request", "_response")  # ends of their types
+VENDORS, WRITTEN = "(vendor's)", "(assistant's)"  # tags that are no types: errors don't list them
 PLAIN: Final = "functions"  # the namespace of tools that are in none
 LONGEST: Final = 64  # characters of a function's name
 INPUT: Final = "input"  # the argument of a free-form tool
@@ -121,15 +124,15 @@ class VendorTool(RequestPart):
 
 def _kind(tool: object) -> object:
     """The tag of a tool, be it JSON or one of these classes, which are told apart when they are written."""
-    kind = tool.get("type", "function") if isinstance(tool, dict) else getattr(tool, "type", "function")
-    return "vendor" if isinstance(kind, str) and VENDOR.fullmatch(kind) else kind
+    kind = (tool.get("type") or "function") if isinstance(tool, dict) else getattr(tool, "type", "function")
+    return VENDORS if isinstance(kind, str) and VENDOR.fullmatch(kind) else kind
 
 
 ResponseTool = Annotated[
     Annotated[FunctionTool, Tag("function")]
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[NamespaceTool, Tag("namespace")]
-    | Annotated[VendorTool, Tag("vendor")],
+    | Annotated[VendorTool, Tag(VENDORS)],
     Discriminator(_kind),
 ]
 
@@ -307,7 +310,7 @@ class OutputText(RequestPart):
 
 
 InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
-WrittenPart = Annotated[InputText | OutputText, Field(discriminator="type")]
+WrittenPart = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]
 
 
 class MessageItem(RequestPart):
@@ -397,10 +400,10 @@ def type_of_item(item: object) -> object:
     """The tag of an item; messages may leave their type out."""
     if not isinstance(item, dict):
         return "message"
-    kind = item.get("type", "message")
-    if isinstance(kind, str) and kind.endswith(("_call", "_output", "_tools")) and VENDOR.fullmatch(kind):
-        return "vendor"
-    return "assistant" if kind == "message" and item.get("role") == "assistant" else kind
+    kind = item.get("type") or "message"
+    if isinstance(kind, str) and kind.endswith(VENDORS_ITEMS) and VENDOR.fullmatch(kind):
+        return VENDORS
+    return WRITTEN if kind == "message" and item.get("role") == "assistant" else kind
 
 
 def refuse_reference(item: object) -> object:
@@ -415,13 +418,13 @@ def refuse_reference(item: object) -> object:
 
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
-    | Annotated[WrittenMessage, Tag("assistant")]
+    | Annotated[WrittenMessage, Tag(WRITTEN)]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")]
     | Annotated[FunctionCallOutput, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[VendorItem, Tag("vendor")],
+    | Annotated[VendorItem, Tag(VENDORS)],
     Discriminator(type_of_item),
     BeforeValidator(refuse_reference),
 ]
@@ -502,7 +505,8 @@ def _message(item: Item, found: Mapping[str, Found], field: str, notes: RequestN
     raise AssertionError("no other item passes the schema")
 
 
-LOGPROBS = "message.output_text.logprobs"
+LOGPROBS: Final = "message.output_text.logprobs"
+ENCRYPTED: Final = "reasoning.encrypted_content"  # which there is none of: reasoning comes as it is
 
 
 class PlainFormat(TextFormat):
@@ -591,7 +595,18 @@ class ResponseRequest(ResponsePrompt):
     top_logprobs: TopLogprobs | None = None
     include: (
         Annotated[
-            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            list[
+                Literal[
+                    "message.output_text.logprobs",
+                    "reasoning.encrypted_content",
+                    "message.input_image.image_url",
+                    "web_search_call.results",
+                    "web_search_call.action.sources",
+                    "file_search_call.results",
+                    "code_interpreter_call.outputs",
+                    "computer_call_output.output.image_url",
+                ]
+            ],
             Field(max_length=16, fail_fast=True),
         ]
         | None
