@@ -115,7 +115,7 @@ def test_the_value_is_shown(client: TestClient) -> None:
         ({"messages": "hi"}, "messages must be a list, not 'hi'"),
         ({"messages": [7]}, "messages[0] must be an object, not 7"),
         (body(temperature="warm"), "temperature must be a number, not 'warm'"),
-        (body(temperature=None), "temperature must be a number, not null"),
+        ({"messages": None}, "messages must be a list, not null"),
         (body(temperature=-1), "temperature must be at least 0, not -1"),
         (body(max_tokens=1.5), "max_tokens must be an integer, not 1.5"),
         (content({"type": "sound"}), "messages[0].content[0]: type 'sound' is not supported; use 'text'"),

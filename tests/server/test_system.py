@@ -166,6 +166,8 @@ def test_tokens_there_and_back(url: str) -> None:
     assert there["max_model_len"] > 0
     back = httpx.post(url + "/detokenize", json={"tokens": there["tokens"]}).json()
     assert back == {"prompt": "a red circle"}
+    floats = [float(token) for token in there["tokens"]]  # JSON has one kind of number
+    assert httpx.post(url + "/detokenize", json={"tokens": floats}).json() == back
 
 
 def test_tokens_of_a_conversation_with_a_picture(url: str, data_url: str) -> None:

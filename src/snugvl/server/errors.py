@@ -171,6 +171,7 @@ NOT_HERE: Final = (
     ("/v1/(fine_tuning|evals)(/.*)?", "no model is trained here; `snugvl compare` rates one"),
     ("/v1/(agents|sessions|environments|vaults|memory_stores|user_profiles)(/.*)?",
      f"{_STATELESS}; POST /v1/messages, and run the tools that it calls in your program"),
+    ("/v1/vision(/.*)?", "the tasks are POST /v1/vision/caption, /ask, /scene and /detect"),
     ("/v1/complete", "POST /v1/messages"),
     ("/completion", "POST /v1/completions"),
     ("/api/embed(dings)?", "a vision-language model gives no embeddings"),

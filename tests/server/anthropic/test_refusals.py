@@ -48,15 +48,15 @@ def content(*blocks: dict[str, Any]) -> dict[str, Any]:
         (content({"type": "document", "source": {"type": "base64", "data": "x"}}),
          "messages[0].content[0].source: a document's source of type 'base64' is not supported here; "
          "supported: text, content"),
-        (content({"type": "text", "text": "x"}, {"type": "search_result"}),
-         "messages[0].content[1]: a block of type 'search_result' is not supported here; "
-         "supported: text, image, document, tool_result"),
+        (content({"type": "text", "text": "x"}, {"type": "container_upload"}),
+         "messages[0].content[1]: a block of type 'container_upload' is not supported here; "
+         "supported: text, image, document, search_result, tool_result"),
         (content({"type": "image", "source": {"type": "file", "file_id": "f"}}),
          "messages[0].content[0].source: a source of type 'file' is not supported here; "
          "supported: base64, url"),
-        (content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "search_result"}]}),
-         "messages[0].content[0].content[0]: a block of type 'search_result' is not supported here; "
-         "supported: text, image, document"),
+        (content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference"}]}),
+         "messages[0].content[0].content[0]: a block of type 'tool_reference' is not supported here; "
+         "supported: text, image, document, search_result"),
         (content({"type": "tool_result", "tool_use_id": "t", "content": "3"}),
          "a tool_result answers 't', but no tool_use before it has this id"),
         (content({"type": "text", "text": "x", "cache_control": {"type": "eternal"}}),
