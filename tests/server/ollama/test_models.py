@@ -1,5 +1,6 @@
 """What is served, as Ollama's clients ask for it."""
 
+from dataclasses import replace
 from datetime import datetime
 
 import httpx
@@ -7,7 +8,7 @@ import pytest
 
 from snugvl.core.service import Health
 from snugvl.server.settings import ServerSettings
-from tests.server.fake import LEDGER, FakeService
+from tests.server.fake import CAPABILITIES, LEDGER, FakeService
 from tests.server.live import live
 
 
@@ -49,6 +50,14 @@ def test_show_tells_context_and_vision(url: str) -> None:
         assert shown["model_info"][f"{kind}.context_length"] == 4096
         assert "vision" in shown["capabilities"]
         assert shown["details"]["quantization_level"] == "F32"
+
+
+def test_show_tells_whether_the_model_thinks() -> None:
+    """Clients offer a switch for it then."""
+    for thinks in (True, False):
+        with live(FakeService(capabilities=replace(CAPABILITIES, thinks=thinks))) as base:
+            shown = httpx.post(f"{base}/api/show", json={"model": "pocket"}).json()
+            assert ("thinking" in shown["capabilities"]) == thinks
 
 
 def test_show_tells_of_tools_where_clients_look(url: str) -> None:

@@ -151,7 +151,12 @@ def describe(context: Context) -> Shown:
     capabilities = context.capabilities
     family = _family(capabilities)
     pixels = {f"{family}.vision.max_pixels": capabilities.max_pixels} if capabilities.images else {}
-    can = {"completion": True, "tools": capabilities.tools, "vision": capabilities.images}
+    can = {
+        "completion": True,
+        "tools": capabilities.tools,
+        "vision": capabilities.images,
+        "thinking": capabilities.thinks,
+    }
     return Shown(
         template=TEMPLATE + (TOOLS if capabilities.tools else "") + PROMPT,
         parameters=f"num_ctx {capabilities.context_tokens}",
