@@ -319,7 +319,6 @@ OLLAMA_OPTIONS: Final[UnsupportedFields] = {
     "mirostat": refused(SAMPLER, 0),
     "tfs_z": refused(SAMPLER, *ONE),
     "typical_p": refused(SAMPLER, *ONE),
-    "repeat_last_n": refused("penalties look at all tokens; send -1 or leave it out", -1, 64),
     "penalize_newline": refused("penalties look at all tokens; leave it out", True),
 }  # fmt: skip
 TOKENIZE: Final[UnsupportedFields] = {
@@ -334,6 +333,7 @@ DECLARED_ONLY: Final[Mapping[str, str]] = {
     "keep_alive": "the model stays as long as the server runs",
     "verbose": "everything is shown anyway",
     "best_of": "only as many as n",
+    "repeat_last_n": "penalties look at all tokens",
 }
 """Fields that bodies declare to check their form, and that are otherwise without effect."""
 

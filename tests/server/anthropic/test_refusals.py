@@ -29,7 +29,7 @@ def content(*blocks: dict[str, Any]) -> dict[str, Any]:
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ({"max_tokens": "9"}, "max_tokens must be an integer, not '9'"),
-        ({"top_k": -1}, "top_k must be at least 0, not -1"),
+        ({"top_k": -2}, "top_k must be at least -1, not -2"),
         ({"container": "c"}, "container is not supported: this server runs no code"),
         ({"mcp_servers": [{"type": "url"}]},
          "mcp_servers is not supported: this server calls no other servers; run their tools in your program"),
