@@ -280,7 +280,9 @@ async def _call(app: ASGIApp, scope: Scope, body: RequestBody, send: Send) -> An
 
 
 def _is_json(scope: Scope) -> bool:
-    if scope["method"] in ("GET", "HEAD"):
+    ollama = family_of(scope["path"]) == "ollama"
+    # Its client calls a layer of a model JSON, too, as it does everything: that path is not here anyway.
+    if scope["method"] in ("GET", "HEAD") or (ollama and instead_of(scope["path"]) is not None):
         return False
     header = MimeHeader()
     header["content-type"] = Headers(scope=scope).get("content-type", "")
@@ -288,8 +290,7 @@ def _is_json(scope: Scope) -> bool:
     if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
         return True
     # Ollama takes JSON whatever it is called, and its users' curl calls it a form.
-    path = scope["path"]
-    if family_of(path) == "ollama" and kind != "multipart/form-data" and instead_of(path) is None:
+    if ollama and kind != "multipart/form-data":
         others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
         scope["headers"] = [*others, (b"content-type", b"application/json")]
         return True

@@ -95,9 +95,11 @@ def test_what_only_ollama_does(url: str, method: str, path: str, instead: str) -
     )
 
 
-def test_a_layer_of_a_model_is_not_read_as_json(url: str) -> None:
-    """Ollama's client sends it without a type, and gigabytes of it."""
-    response = httpx.post(f"{url}/api/blobs/sha256:0", content=iter([b"\x89PNG\r\n", b"\xff" * 100]))
+@pytest.mark.parametrize("kind", [{}, {"content-type": "application/json"}])
+def test_a_layer_of_a_model_is_not_read_as_json(url: str, kind: dict[str, str]) -> None:
+    """Ollama's clients send gigabytes of it, without a type or under that of everything else."""
+    content = iter([b"\x89PNG\r\n", b"\xff" * 100])
+    response = httpx.post(f"{url}/api/blobs/sha256:0", content=content, headers=kind)
     assert response.status_code == 404
     assert "`snugvl serve`" in response.json()["error"]
 
