@@ -182,18 +182,14 @@ NOT_HERE: Final = (
 )  # fmt: skip
 
 
-def instead_of(path: str) -> str | None:
-    """The way out for a path that only other servers of a protocol have; None for any other path."""
-    return next((instead for pattern, instead in NOT_HERE if re.fullmatch(pattern, path)), None)
-
-
 def _no_such_route(request: Request, error: HTTPException) -> str:
     where = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         return f"{where} is not possible; use {_either(allowed.split(', '))}"
-    if (instead := instead_of(request.url.path)) is not None:
-        return f"there is no {where}: {instead}"
+    for pattern, instead in NOT_HERE:
+        if re.fullmatch(pattern, request.url.path):
+            return f"there is no {where}: {instead}"
     near = next((path for path in _near(request.url.path) if _is_served(request, path)), None)
     if near is not None:
         return f"there is no {where}; use {near[:200]} (is the base URL right?)"

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snugvl.errors import BodyTooLarge, DeadlineExceeded, QueueFull
 from snugvl.server.body import read_json
-from snugvl.server.errors import family_of, instead_of
+from snugvl.server.errors import family_of
 from snugvl.server.metrics import record_of
 from snugvl.server.settings import ServerSettings
 
@@ -280,9 +280,8 @@ async def _call(app: ASGIApp, scope: Scope, body: RequestBody, send: Send) -> An
 
 
 def _is_json(scope: Scope) -> bool:
-    ollama = family_of(scope["path"]) == "ollama"
-    # Its client calls a layer of a model JSON, too, as it does everything: that path is not here anyway.
-    if scope["method"] in ("GET", "HEAD") or (ollama and instead_of(scope["path"]) is not None):
+    # Ollama's client calls a layer of a model JSON, too, as it does everything: that path is not here anyway.
+    if scope["method"] in ("GET", "HEAD") or scope["path"].startswith("/api/blobs/"):
         return False
     header = MimeHeader()
     header["content-type"] = Headers(scope=scope).get("content-type", "")
@@ -290,7 +289,7 @@ def _is_json(scope: Scope) -> bool:
     if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
         return True
     # Ollama takes JSON whatever it is called, and its users' curl calls it a form.
-    if ollama and kind != "multipart/form-data":
+    if family_of(scope["path"]) == "ollama" and kind != "multipart/form-data":
         others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
         scope["headers"] = [*others, (b"content-type", b"application/json")]
         return True
