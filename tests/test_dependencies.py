@@ -12,7 +12,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # pydantic pins its core to the digit; torch brings triton where there is a GPU for it.
 GIVEN_BY_ANOTHER = {"pydantic-core", "triton"}
 # Needed without an import: found by name, or by the library that wants it.
-NOT_IMPORTED = {"httptools", "python-multipart", "safetensors", "socksio"}
+NOT_IMPORTED = {"safetensors", "socksio"}
 
 
 def normal(name: str) -> str:

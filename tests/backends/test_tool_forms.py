@@ -63,6 +63,7 @@ def test_a_call_in_the_models_form(tmp_path: Path, backend: Any, name: str, toke
     with snugvl.load(folder, device="cpu", backend=backend) as model:
         assert model.capabilities.tool_form == form
         assert model.capabilities.tools
+        assert model.capabilities.thinks == ("</think>" in source)
         request = Request((user("Call it."),), SamplingParams(max_tokens=200), tools=USE)
         text = "".join(delta.text for delta in model.backend.submit(request))
     said, ((called, arguments),) = read(call_parser(form, USE), text)
@@ -75,8 +76,10 @@ def test_a_call_in_the_models_form(tmp_path: Path, backend: Any, name: str, toke
 @pytest.mark.parametrize("backend", ["native", "transformers"])
 @pytest.mark.sample("native")
 def test_a_call_where_the_template_shows_no_tools(tmp_path: Path, backend: Any) -> None:
-    with snugvl.load(with_template(tmp_path, PLAIN), device="cpu", backend=backend) as model:
+    folder = with_template(tmp_path, PLAIN + "{# </think> #}")
+    with snugvl.load(folder, device="cpu", backend=backend) as model:
         assert not model.capabilities.tools
+        assert model.capabilities.thinks
         assert model.capabilities.tool_form == ToolForm()
         for choice in ("required", "run"):
             request = Request(

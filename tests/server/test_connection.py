@@ -130,6 +130,42 @@ def test_few_of_the_pipelined_wait_in_the_server_and_too_many_end_the_connection
         assert most < 100
 
 
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+BODY = json.dumps({"messages": HI}).encode()
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "request_parts",
+    [
+        [HEAD + H2C + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY],
+        [HEAD[:20], HEAD[20:] + H2C[:50], H2C[50:] + b"Content-Length: %d\r\n\r\n" % len(BODY), BODY],
+        [HEAD + H2C + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)],
+    ],
+    ids=["at once", "in pieces", "in chunks"],
+)
+def test_an_offer_of_http_2_is_answered_in_http_1(hostile: str, request_parts: list[bytes]) -> None:
+    """Java's HttpClient makes it with the first request of a connection, whose body comes all the same."""
+    last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    with connect(hostile) as link:
+        for part in request_parts:
+            link.sendall(part)
+            time.sleep(0.02)
+        link.sendall(last)
+        answer = read_all(link)
+    assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200", b"200"]
+    assert b"chat.completion" in answer
+
+
+def test_offers_behind_one_another_and_a_tunnel(hostile: str) -> None:
+    offer = GET.replace(b"\r\n\r\n", b"\r\n" + H2C + b"\r\n")
+    tunnel = b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n"
+    last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    for requests, statuses in ((offer * 3 + last, [b"200"] * 4), (tunnel, [b"400"])):
+        with connect(hostile, requests) as link:
+            assert re.findall(rb"HTTP/1\.1 (\d+)", read_all(link)) == statuses
+
+
 def test_one_connection_leaves_time_for_others(hostile: str) -> None:
     with connect(hostile, GET * 1400) as link:
         link.settimeout(10)

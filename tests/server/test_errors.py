@@ -115,7 +115,7 @@ def test_the_value_is_shown(client: TestClient) -> None:
         ({"messages": "hi"}, "messages must be a list, not 'hi'"),
         ({"messages": [7]}, "messages[0] must be an object, not 7"),
         (body(temperature="warm"), "temperature must be a number, not 'warm'"),
-        (body(temperature=None), "temperature must be a number, not null"),
+        ({"messages": None}, "messages must be a list, not null"),
         (body(temperature=-1), "temperature must be at least 0, not -1"),
         (body(max_tokens=1.5), "max_tokens must be an integer, not 1.5"),
         (content({"type": "sound"}), "messages[0].content[0]: type 'sound' is not supported; use 'text'"),
@@ -206,6 +206,9 @@ def test_lost_paths_and_methods(client: TestClient) -> None:
         ("/chat", "/v1/chat"),  # the base URL without its /v1
         ("/v1/v1/messages", "/v1/messages"),  # and with two
         ("/v1/api/chat", "/api/chat"),
+        ("/openai/deployments/fake/chat", "/v1/chat"),  # Azure's
+        ("/api/v1/chat", "/v1/chat"),
+        ("/V1/Chat", "/v1/chat"),
     ):
         said = client.post(path).text
         assert f"there is no POST {path}; use {right} (is the base URL right?)" in said
@@ -214,6 +217,29 @@ def test_lost_paths_and_methods(client: TestClient) -> None:
     assert wrong.headers["allow"] == "POST"
     assert wrong.json()["error"]["code"] == "method_not_allowed"
     assert wrong.json()["error"]["message"] == "GET /v1/chat is not possible; use POST"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("GET", "/v1/responses/resp_1", "in input"),
+        ("POST", "/v1/responses/resp_1/cancel", "in input"),
+        ("GET", "/v1/chat/completions/x/messages", "POST /v1/chat/completions"),
+        ("POST", "/v1/embeddings", "writes text"),
+        ("POST", "/v1/images/generations", "answers questions about pictures"),
+        ("POST", "/v1/files", "pictures go into the request itself"),
+        ("GET", "/v1/messages/batches", "send the requests themselves"),
+        ("POST", "/v1/complete", "POST /v1/messages"),
+    ],
+)
+def test_what_other_servers_have_is_answered_with_what_there_is(
+    client: TestClient, method: str, path: str, said: str
+) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"there is no {method} {path}: ")
+    assert said in message
 
 
 @pytest.mark.parametrize(
@@ -256,7 +282,7 @@ def test_json_that_is_fine() -> None:
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.2, "2"), (59.01, "60")])
 def test_retry_after_is_never_too_soon(seconds: float, told: str) -> None:
-    scope: dict[str, Any] = {"path": "/v1/models"}
+    scope: dict[str, Any] = {"path": "/v1/models", "headers": []}
     begin_record(scope, RequestRecord("req_1"))
     answer = errors.error_response(ours.RateLimited("slower", retry_after_s=seconds), scope)
     assert answer.headers["retry-after"] == told

@@ -186,7 +186,7 @@ def test_tools(protocol: Protocol, refused: Callable[..., str]) -> None:
     many = refused(protocol, tools=[tool(f"f{number}") for number in range(129)])
     assert many == "tools must have at most 128 in it"
     odd = refused(protocol, tools=[tool("a b")])
-    assert odd == f"{protocol.tool_at}.name must match ^[a-zA-Z0-9_-]{{1,64}}$, not 'a b'"
+    assert odd == f"{protocol.tool_at}.name must match ^[a-zA-Z0-9_-]{{1,128}}$, not 'a b'"
 
 
 @WITH_TOOLS

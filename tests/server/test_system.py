@@ -1,6 +1,7 @@
 """Routes about the server itself."""
 
 from dataclasses import asdict, replace
+from datetime import datetime
 
 import httpx
 import pytest
@@ -64,11 +65,39 @@ def test_version_and_models(url: str) -> None:
     assert card["max_model_len"] > 0
     assert card["tasks"] == ["ask", "caption", "scene", "detect"]
     assert httpx.get(url + "/v1/models/pocket").json() == card
-    assert httpx.get(url + "/v1/models/").json() == listed
     lost = httpx.get(url + "/v1/models/gpt-9")
     assert lost.status_code == 404
     assert lost.json()["error"]["code"] == "model_not_found"
     assert "'pocket'" in lost.json()["error"]["message"]
+
+
+def test_anthropics_clients_read_the_models(url: str) -> None:
+    listed = httpx.get(url + "/v1/models").json()
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("pocket", "pocket", False)
+    (card,) = listed["data"]
+    assert (card["type"], card["display_name"]) == ("model", "pocket")
+    assert datetime.fromisoformat(card["created_at"]).timestamp() == card["created"]
+    assert card["max_input_tokens"] == card["max_model_len"]
+
+
+def test_anthropics_clients_read_errors_of_shared_paths(url: str) -> None:
+    """Their header says who asks, where the path is OpenAI's, too."""
+    for path in ("/v1/models/nobody", "/v1/files"):
+        answer = httpx.get(url + path, headers={"Anthropic-Version": "2023-06-01"})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["type"] == "not_found_error"
+        assert answer.json()["request_id"] == answer.headers["request-id"]
+        assert "code" in httpx.get(url + path).json()["error"]
+
+
+@pytest.mark.parametrize("slashes", ["/{}", "{}/", "//{}//"])
+def test_slashes_too_many_make_no_difference(url: str, slashes: str) -> None:
+    """Of a base URL that ends with one; not all clients follow a redirect."""
+    for path in ("/v1/models", "/v1/models/pocket", "/api/tags", "/version", "/"):
+        assert httpx.get(url + slashes.format(path)).text == httpx.get(url + path).text
+    for path in ("/v1/chat/completions", "/v1//chat/completions", "/v1/messages", "/api/chat"):
+        answer = httpx.post(url + slashes.format(path), json={"model": "pocket", "messages": 5})
+        assert (answer.status_code, "messages" in answer.text) == (400, True), answer.text
 
 
 def test_several_names_and_names_with_a_slash() -> None:
@@ -137,6 +166,8 @@ def test_tokens_there_and_back(url: str) -> None:
     assert there["max_model_len"] > 0
     back = httpx.post(url + "/detokenize", json={"tokens": there["tokens"]}).json()
     assert back == {"prompt": "a red circle"}
+    floats = [float(token) for token in there["tokens"]]  # JSON has one kind of number
+    assert httpx.post(url + "/detokenize", json={"tokens": floats}).json() == back
 
 
 def test_tokens_of_a_conversation_with_a_picture(url: str, data_url: str) -> None:

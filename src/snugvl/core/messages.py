@@ -347,6 +347,7 @@ class Capabilities:
         architecture: the network's name in the checkpoint; empty where unknown.
         parameters: number of weights; 0 where unknown.
         tools: whether the chat template shows tools; else the system message describes them.
+        thinks: whether the chat template knows of reasoning before an answer.
         exact_forms: whether an answer can't break its JSON schema; else it is validated when it is complete.
         tool_form: how the model writes calls of tools.
         language_only: whether the model could see, and was loaded without its vision tower.
@@ -373,6 +374,7 @@ class Capabilities:
     parameters: int = 0
     tools: bool = True
     tool_form: ToolForm = ToolForm()
+    thinks: bool = False
     language_only: bool = False
     kv_cache: str = ""
     most_characters: int = 0

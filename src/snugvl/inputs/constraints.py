@@ -36,6 +36,7 @@ MAX_PROPERTIES: Final = 1000  # of one object
 MAX_PATTERNS: Final = 8  # below one `allOf`, or a `$ref` with keywords beside it
 MAX_MULTIPLE: Final = 10_000  # of a `multipleOf` without its decimal point, and of those that are joined
 MAX_LITERAL: Final = 8_192  # characters of one value of `const` or `enum`, or of one property's name
+_NOTHING: Final = object()  # where a `$ref` leads that leads nowhere
 _JOINED = ("allOf", "anyOf", "oneOf")
 _PATTERNS = ("pattern", "format", "patternProperties")
 _NOTES = frozenset(
@@ -173,11 +174,14 @@ def check_schema(source: str, field: str) -> None:
             field=field,
         )
     targets = {link: referred(link, schema, schema) for link in links}
-    if loop := _loop(targets):
+    if lost := next((link for link in links if link.startswith("#/") and _is_lost(link, schema)), None):
         raise RequestError(
-            f"the JSON schema's $ref {loop[:100]!r} leads back to itself, and to nothing else",
-            field=field,
+            f"the JSON schema's $ref {lost[:100]!r} leads nowhere: it has no such part", field=field
         )
+    if loop := _loop(targets):
+        within = loop == "#" or loop.startswith("#/")
+        why = "leads back to itself, and to nothing else" if within else "isn't followed; write #/$defs/NAME"
+        raise RequestError(f"the JSON schema's $ref {loop[:100]!r} {why}", field=field)
     reach = {link: _Reach(_patterns(target), _links(target)) for link, target in targets.items()}
     for part in _objects(schema):
         _check_part(part, reach, field)
@@ -189,6 +193,11 @@ def check_schema(source: str, field: str) -> None:
                     f"most {MAX_LITERAL:,} are taken",
                     field=field,
                 )
+
+
+def _is_lost(link: str, schema: dict[str, Any]) -> bool:
+    """Whether a $ref leads to nothing within its schema."""
+    return referred(link, schema, _NOTHING) is _NOTHING
 
 
 def longest_literal(source: str) -> int:

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, Field
@@ -85,7 +85,7 @@ class Base64Source(RequestPart):
     """A picture itself. Its content decides what it is, not `media_type`."""
 
     type: Literal["base64"]
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    media_type: str | None = None
     data: str
 
 
@@ -174,10 +174,40 @@ class DocumentBlock(RequestPart):
     cache_control: CacheControl | None = None
 
 
+class SearchResultBlock(RequestPart):
+    """A text that a search of the client's found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]
+    citations: Citations | None = None
+    cache_control: CacheControl | None = None
+
+
+VendorKind = Literal[
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+]
+
+
+class VendorBlock(RequestPart):
+    """A call that Anthropic's servers ran, or its result; taken, and not shown to the model."""
+
+    type: VendorKind
+
+
 ResultBlock = Annotated[
-    TextBlock | ImageBlock | DocumentBlock,
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock,
     Field(discriminator="type"),
-    only("a block", "text", "image", "document"),
+    only("a block", "text", "image", "document", "search_result"),
 ]
 
 
@@ -193,14 +223,14 @@ class ToolResultBlock(RequestPart):
 
 OnlyText = Annotated[TextBlock, only("a block", "text")]
 UserBlock = Annotated[
-    TextBlock | ImageBlock | DocumentBlock | ToolResultBlock,
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock,
     Field(discriminator="type"),
-    only("a block", "text", "image", "document", "tool_result"),
+    only("a block", "text", "image", "document", "search_result", "tool_result"),
 ]
 AssistantBlock = Annotated[
-    TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock,
+    TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock | VendorBlock,
     Field(discriminator="type"),
-    only("a block", "text", "tool_use", "thinking", "redacted_thinking"),
+    only("a block", "text", "tool_use", "thinking", "redacted_thinking", *get_args(VendorKind)),
 ]
 
 TextContent = StringOrArray[Annotated[list[OnlyText], Field(max_length=MAX_BLOCKS)]]
@@ -348,6 +378,8 @@ Block = (
     TextBlock
     | ImageBlock
     | DocumentBlock
+    | SearchResultBlock
+    | VendorBlock
     | ToolUseBlock
     | ToolResultBlock
     | ThinkingBlock
@@ -472,8 +504,8 @@ def _pictures(content: str | Sequence[Block] | None, field: str) -> Iterator[tup
 
 def _ref(block: ImageBlock, field: str) -> MediaRef:
     match block.source:
-        case Base64Source(media_type=kind, data=data):
-            return MediaRef(f"data:{kind};base64,{data}", f"{field}.source.data")
+        case Base64Source(data=data):
+            return MediaRef(f"data:;base64,{data}", f"{field}.source.data")
         case UrlSource(url=url):
             return MediaRef(url, f"{field}.source.url")
 
@@ -499,7 +531,7 @@ def _messages(message: Turn, field: str, found: Mapping[str, Found], notes: Requ
         else:
             parts += content
     if message.role == "user":
-        return turns + _turn(parts)
+        return turns + _turn(parts) or [Message("user")]
     return [Message(message.role, tuple(parts), tuple(calls), reasoning="\n".join(filter(None, thoughts)))]
 
 
@@ -516,6 +548,13 @@ def _content(block: Block, field: str, found: Mapping[str, Found], notes: Reques
             return (found[field],)
         case DocumentBlock():
             return _document(block, field, found, notes)
+        case SearchResultBlock(source=source, title=title, content=texts):
+            _note_citations(block, field, notes)
+            inside = tuple(part for each in texts for part in _text(each.text))
+            return _framed("search_result", {"source": source, "title": title}, inside)
+        case VendorBlock(type=kind):
+            notes.warn(f"left out {field}: no server but its vendor's runs {kind}")
+            return ()
         case ToolResultBlock():
             return _result(block, f"{field}.content", found, notes)
         case _:
@@ -526,8 +565,7 @@ def _document(
     block: DocumentBlock, field: str, found: Mapping[str, Found], notes: RequestNotes
 ) -> tuple[Part, ...]:
     """A document between tags, as Anthropic advises to write them, with its title and what is said of it."""
-    if block.citations is not None and block.citations.enabled:
-        notes.warn(f"ignored {field}.citations: the models served here don't cite")
+    _note_citations(block, field, notes)
     source, place = block.source, f"{field}.source.content"
     inside: tuple[Part, ...]
     if isinstance(source, TextSource):
@@ -537,9 +575,18 @@ def _document(
     else:
         pieces = enumerate(source.content)
         inside = tuple(part for i, each in pieces for part in _content(each, f"{place}[{i}]", found, notes))
-    about = {"title": block.title, "context": block.context}
+    return _framed("document", {"title": block.title, "context": block.context}, inside)
+
+
+def _framed(tag: str, about: Mapping[str, str | None], inside: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Content between tags, and before it what is said of it, between tags, too."""
     head = "".join(f"<{name}>{text}</{name}>\n" for name, text in about.items() if text)
-    return (Text(f"<document>\n{head}"), *inside, Text("\n</document>"))
+    return (Text(f"<{tag}>\n{head}"), *inside, Text(f"\n</{tag}>"))
+
+
+def _note_citations(block: DocumentBlock | SearchResultBlock, field: str, notes: RequestNotes) -> None:
+    if block.citations is not None and block.citations.enabled:
+        notes.warn(f"ignored {field}.citations: the models served here don't cite")
 
 
 def _result(

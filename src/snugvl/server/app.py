@@ -52,7 +52,9 @@ def create_app(context: Context, *, started: bool = False) -> FastAPI:
             await context.service.close()
             await context.media.close()
 
-    app = FastAPI(title="snugvl", version=__version__, lifespan=lifespan, openapi_url=None)
+    app = FastAPI(
+        title="snugvl", version=__version__, lifespan=lifespan, openapi_url=None, redirect_slashes=False
+    )
     app.state.context = context
     errors.install(app)
     for routes in (system, tokens, chat, completions, responses, vision, ollama, anthropic, page):
@@ -240,6 +242,9 @@ class Logs:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        path = scope["path"]
+        if "//" in path or path.endswith("/"):  # of a base URL that ends with a slash, for one
+            scope["path"] = "/" + "/".join(filter(None, path.split("/")))
         record = RequestRecord(f"req_{uuid.uuid4().hex}")
         begin_record(scope, record)
         self._context.metrics.in_flight.inc()
@@ -303,7 +308,8 @@ class _AnswerSender:
         """Pass a piece on."""
         if message["type"] == "http.response.start":
             self.record.status = message["status"]
-            name = "request-id" if family_of(self._scope["path"]) == "anthropic" else "x-request-id"
+            family = family_of(self._scope["path"], self._scope["headers"])
+            name = "request-id" if family == "anthropic" else "x-request-id"
             extra = [(name.encode(), self.record.id.encode())]
             if self.record.notes.warnings:
                 extra.append((b"snugvl-warning", "; ".join(self.record.notes.warnings).encode()))

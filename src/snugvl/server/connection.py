@@ -1,4 +1,8 @@
-"""The socket, and uvicorn on it, with the bounds that uvicorn lacks: on heads, trailers and pipelines."""
+"""The socket, and uvicorn on it, with the bounds that uvicorn lacks: on heads, trailers and pipelines.
+
+A request that offers to go on in another protocol (`Upgrade: h2c`, as Java's HttpClient does first of all) is
+answered in HTTP/1.1, as it may be: see `_Parser`.
+"""
 
 import asyncio
 import errno
@@ -6,6 +10,7 @@ import json
 import socket
 from typing import Any, ClassVar
 
+import httptools
 from starlette.types import ASGIApp
 from uvicorn import Config
 from uvicorn._types import ASGI3Application
@@ -22,6 +27,58 @@ LINE_BYTES = 256  # of a request's first line, which hold a path of ours
 FRAME_BYTES = 32  # around a piece of a chunked body: its length, its line ends
 
 
+class _Parser:
+    """httptools' parser, for a server that never changes its protocol.
+
+    httptools skips the body of a request that has an `Upgrade` header and takes what follows its head for the
+    other protocol's. Such a head is parsed a second time, without that header.
+    """
+
+    def __init__(self, protocol: "BoundedProtocol") -> None:
+        self._protocol = protocol
+        self._inner = _httptools_parser(protocol)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def should_upgrade(self) -> bool:
+        """Whether the present head is parsed a second time. CONNECT is no offer: it is refused by its URL."""
+        return bool(self._inner.should_upgrade()) and self._inner.get_method() != b"CONNECT"
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse more of the connection.
+
+        Raises:
+            HttpParserError: it is no HTTP.
+        """
+        while data:
+            try:
+                self._inner.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                head, data = self._head(), data[upgrade.args[0] :]
+            self._inner = _httptools_parser(self._protocol)
+            self._inner.feed_data(head)
+
+    def _head(self) -> bytes:
+        """The head of the request that was parsed last, without `Upgrade`."""
+        protocol = self._protocol
+        line = b"%s %s HTTP/%s" % (
+            self._inner.get_method(),
+            protocol.url,
+            self._inner.get_http_version().encode(),
+        )
+        headers = [b"%s: %s" % header for header in protocol.headers if header[0] != b"upgrade"]
+        return b"\r\n".join((line, *headers, b"", b""))
+
+
+def _httptools_parser(protocol: "BoundedProtocol") -> Any:
+    parser = httptools.HttpRequestParser(protocol)
+    # As uvicorn has it: what a client sends behind its last request is left alone.
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 with bounds on all data that the app never sees.
 
@@ -34,6 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.parser = _Parser(self)  # type: ignore[assignment]
         self._unread = memoryview(b"")  # what the parser has not been given yet
         self._head_bytes = 0
         self._line = b""  # how the present request, or one before it, begins
@@ -62,6 +120,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._feed()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the parser has this head once more
         self._in_head, self._swallowed = False, 0
         headers = dict(self.headers)
         self._left = 0 if b"transfer-encoding" in headers else int(headers.get(b"content-length", 0))
@@ -78,6 +138,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._hand_on_body()
         super().on_message_complete()
         self._in_head, self._head_bytes, self._swallowed, self._left = True, 0, 0, 0

@@ -28,6 +28,7 @@ from snugvl.server.settings import ServerSettings
 
 LIMIT_S: Final = 10.0  # for one answer, waiting included
 ANSWER: Final = "the answer"
+LATEST: Final = ":latest"
 log = logging.getLogger("snugvl.server")
 
 
@@ -120,12 +121,16 @@ class Context:
     def check_model(self, name: str | None) -> str:
         """Check a request's model and return the name to answer with; without one, the first served.
 
+        Ollama's ":latest" may follow a name in every protocol: clients find the names in its /api/tags.
+
         Raises:
             ModelNotServed: this server doesn't serve it; the message names those it does.
         """
         names = self.settings.names
-        if name is None or name in names:
-            return name or names[0]
+        if name is None:
+            return names[0]
+        if name in names or name.removesuffix(LATEST) in names:
+            return name
         served = " or ".join(map(repr, names))
         raise ModelNotServed(f"the model {name[:100]!r} is not served here; use {served}")
 

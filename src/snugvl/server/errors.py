@@ -1,7 +1,8 @@
 """Every error as an answer, in the form of the protocol that was spoken.
 
     OpenAI      {"error": {"message", "type", "param", "code"}}
-    Anthropic   {"type": "error", "error": {"type", "message"}, "request_id"}      under /v1/messages
+    Anthropic   {"type": "error", "error": {"type", "message"}, "request_id"}      under /v1/messages, and
+                wherever else a request has the header anthropic-version
     Ollama      {"error": "message"}                                              under /api/
 
 Pydantic's errors become one sentence and the path of one field. Any error that is not a `SnugvlError` is a
@@ -10,7 +11,7 @@ bug of ours: the client sees 500 without details, the log the traceback.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import eq, is_
 from typing import Any, Final, Literal
 
@@ -56,11 +57,17 @@ ANTHROPIC_TYPES = {
 }
 
 
-def family_of(path: str) -> Family:
-    """The protocol that a path belongs to."""
+def family_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Family:
+    """The protocol of a request: its path says it, or a header of Anthropic's where both have the path.
+
+    Args:
+        headers: names in small letters, as ASGI has them.
+    """
+    if path.startswith("/api/"):
+        return "ollama"
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return "anthropic"
-    return "ollama" if path.startswith("/api/") else "openai"
+    return "anthropic" if any(name == b"anthropic-version" for name, _ in headers) else "openai"
 
 
 def status_of(error: Exception) -> int:
@@ -126,7 +133,7 @@ def error_response(error: Exception, scope: Scope) -> JSONResponse:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = 'Bearer realm="snugvl"'
-    body = error_body(error, family_of(scope["path"]), record_of(scope).id)
+    body = error_body(error, family_of(scope["path"], scope["headers"]), record_of(scope).id)
     response = JSONResponse(body, status_of(error), headers)
     response.headers["Cache-Control"] = "no-store"
     return response
@@ -142,6 +149,37 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 
 
 DEFAULT = ("Not Found", "Method Not Allowed")
+MOST_PARTS: Final = 6  # of a path that are looked at: the longest that is served has four
+
+_STATELESS: Final = "this server keeps nothing between requests"
+_SHOWN: Final = (
+    "pictures go into the request itself, as data URLs, public URLs or parts of a form (attachment:NAME)"
+)
+_READS: Final = "the model reads text and pictures and writes text; POST /v1/chat/completions"
+# Paths of the protocols' other servers, by pattern, and what there is instead of them here.
+NOT_HERE: Final = (
+    ("/v1/responses/compact", "shorten input yourself, and POST it to /v1/responses"),
+    ("/v1/responses/.+", f"{_STATELESS}; POST /v1/responses with the earlier items again in input"),
+    ("/v1/chat/completions/.+", f"{_STATELESS}; POST /v1/chat/completions has the whole answer"),
+    ("/v1/conversations(/.*)?", f"{_STATELESS}; POST /v1/responses with all items in input"),
+    ("/v1/(assistants|threads)(/.*)?", f"{_STATELESS}; POST /v1/responses or /v1/chat/completions"),
+    ("/v1/(files|uploads|containers|vector_stores|skills)(/.*)?", f"{_STATELESS}; {_SHOWN}"),
+    ("/v1/(messages/)?batches(/.*)?", "send the requests themselves, several at once"),
+    ("(/v1)?/(embeddings|moderations|rerank|score|pooling|classify)", f"{_READS} answers in any JSON schema"),
+    ("/v1/(images|videos)(/.*)?", f"{_READS} answers questions about pictures"),
+    ("/v1/(audio|realtime|live)(/.*)?", _READS),
+    ("/v1/(fine_tuning|evals)(/.*)?", "no model is trained here; `snugvl compare` rates one"),
+    ("/v1/(agents|sessions|environments|vaults|memory_stores|user_profiles)(/.*)?",
+     f"{_STATELESS}; POST /v1/messages, and run the tools that it calls in your program"),
+    ("/v1/vision(/.*)?", "the tasks are POST /v1/vision/caption, /ask, /scene and /detect"),
+    ("/v1/complete", "POST /v1/messages"),
+    ("/completion", "POST /v1/completions"),
+    ("/api/embed(dings)?", "a vision-language model gives no embeddings"),
+    ("/api/push", "there is no registry to push to"),
+    ("/api/(create|blobs/.*)", "serve a checkpoint's folder with `snugvl serve`"),
+    ("/api/copy", "give a model several names with `snugvl serve --served-model-name`"),
+    ("/api/delete", "delete downloaded models with `snugvl rm`"),
+)  # fmt: skip
 
 
 def _no_such_route(request: Request, error: HTTPException) -> str:
@@ -149,12 +187,27 @@ def _no_such_route(request: Request, error: HTTPException) -> str:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         return f"{where} is not possible; use {_either(allowed.split(', '))}"
-    path = request.url.path
-    for other in (f"/v1{path}", path.removeprefix("/v1")):  # a base URL without its /v1, or with one too many
-        scope = {**request.scope, "path": other}
-        if other != path and any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
-            return f"there is no {where}; use {other[:200]} (is the base URL right?)"
+    for pattern, instead in NOT_HERE:
+        if re.fullmatch(pattern, request.url.path):
+            return f"there is no {where}: {instead}"
+    near = next((path for path in _near(request.url.path) if _is_served(request, path)), None)
+    if near is not None:
+        return f"there is no {where}; use {near[:200]} (is the base URL right?)"
     return f"there is no {where}; GET /openapi.json lists what there is"
+
+
+def _near(path: str) -> Iterator[str]:
+    """Paths that may be meant: without their beginning, with /v1 or Ollama's /api, in small letters."""
+    parts = path.lower().strip("/").split("/")[-MOST_PARTS:]
+    for start in range(len(parts)):
+        tail = "/".join(("", *parts[start:]))
+        yield from (tail, f"/v1{tail}")
+    yield "/".join(("/api", *parts))
+
+
+def _is_served(request: Request, path: str) -> bool:
+    scope = {**request.scope, "path": path}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 def install(app: FastAPI) -> None:
@@ -285,7 +338,8 @@ def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
     name = str(details["discriminator"]).strip("'")
     named = name if name.isidentifier() else "type"  # a function tells them apart
     tag, known = str(details["tag"])[:SHOWN], str(details["expected_tags"])
-    return f"{param}: {named} {tag!r} is not supported; use {_either(known.split(', '))}"
+    types = [each for each in known.split(", ") if each[1:2] != "("]  # others are tags of ours
+    return f"{param}: {named} {tag!r} is not supported; use {_either(types)}"
 
 
 def _path(entry: Mapping[str, Any], body: object) -> Loc:

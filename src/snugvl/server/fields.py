@@ -128,6 +128,7 @@ class Strict(BaseModel):
     Attributes:
         unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
         known: names of these, and of its fields as a request writes them.
+        optional: names of its fields that a request may leave out; null is as good as that.
         warns: whether names that nobody here knows are a warning; `place`: what stands before them in it.
     """
 
@@ -135,6 +136,7 @@ class Strict(BaseModel):
 
     unsupported: ClassVar[UnsupportedFields] = {}
     known: ClassVar[frozenset[str]] = frozenset()
+    optional: ClassVar[frozenset[str]] = frozenset()
     warns: ClassVar[bool] = False
     place: ClassVar[str] = ""
 
@@ -144,6 +146,9 @@ class Strict(BaseModel):
         declared = {field.alias or name for name, field in cls.model_fields.items()}
         cls.unsupported = settled(cls.unsupported, declared)
         cls.known = frozenset(declared | cls.unsupported.keys())
+        cls.optional = frozenset(
+            field.alias or name for name, field in cls.model_fields.items() if not field.is_required()
+        )
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -167,7 +172,11 @@ class Strict(BaseModel):
         values = dict(values)
         for name in [name for name in values if name in table and table[name].verdict == "read"]:
             table[name].settle(name, values)
-        return {name: value for name, value in values.items() if name not in table}
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in table and not (value is None and name in cls.optional)
+        }
 
     @classmethod
     def _warn_ignored(cls, values: dict[str, Any], notes: RequestNotes) -> None:

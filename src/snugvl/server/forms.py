@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import AfterValidator, Field, Tag
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
 from snugvl.core.sampling import MAX_STOP, SamplingParams
@@ -17,7 +17,7 @@ from snugvl.server.metrics import RequestNotes
 
 JsonSchema = dict[str, Any]
 Mode = Literal["none", "auto", "required"]
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]  # OpenAI's are half as long at most
 RESERVED = ("auto", "none", "required")  # what a choice of tools may be called in place of a name
 MAX_TOOLS = 128
 MAX_ARGUMENTS = 10_000  # values in the arguments of one call
@@ -28,11 +28,17 @@ Stop = Annotated[
     STRING_OR_ARRAY,
 ]
 
+
+def _off(value: int) -> int:
+    """0 for -1, by which some programs turn a number of sampling off."""
+    return max(value, 0)
+
+
 # Numbers of sampling, as every protocol bounds them.
 Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
 TopP = Annotated[float, Field(ge=0, le=1, description="0 is greedy")]
 MinP = Annotated[float, Field(ge=0, le=1)]
-TopK = Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE]
+TopK = Annotated[int, Field(ge=-1, lt=2**31, description="0 and -1 are off"), WHOLE, AfterValidator(_off)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]

@@ -23,7 +23,8 @@ from snugvl.server.settings import ServerSettings
 
 BODIES = 2  # bodies of the largest size whose bytes may be there at once
 SMALL_BYTES = 1 << 20
-_GZIP = 16 + zlib.MAX_WBITS  # a header and a checksum of gzip, as zlib is told
+PACKED = ("gzip", "x-gzip", "deflate")  # codings of a body; x-gzip is an older name of gzip
+_EITHER = 32 + zlib.MAX_WBITS  # zlib finds out which of them it is: deflate has a head of zlib's, in HTTP
 LEAST_BYTES_PER_S = 16 * 1024  # what a client must send on average, after the first `read_timeout_s`
 
 
@@ -108,7 +109,7 @@ class RequestBody:
         self._gone = asyncio.Event()
         headers = Headers(scope=scope)
         self._coding = headers.get("content-encoding", "identity").strip().lower() or "identity"
-        if self._coding not in (("identity", "gzip") if _is_json(scope) else ("identity",)):
+        if self._coding not in ("identity", *(PACKED if _is_json(scope) else ())):
             raise HTTPException(
                 415,
                 f"Content-Encoding: {self._coding[:40]} isn't read here; send plain JSON, or gzip",
@@ -145,21 +146,23 @@ class RequestBody:
             self._pieces.append(message.get("body", b""))
         whole = b"".join(self._pieces)
         self._pieces.clear()
-        if self._coding == "gzip":
+        if self._coding in PACKED:
             whole = await self._unpacked(whole)
         if whole:
             await read_json(whole, self._scope)
         self._whole = whole[:1]  # something, so that there is a body; its value is all that anybody asks for
 
     async def _unpacked(self, packed: bytes) -> bytes:
-        """A piece of a body with `Content-Encoding: gzip`, unpacked. It counts as if it had come so.
+        """A body with one of the codings of `PACKED`, unpacked. It counts as if it had come so.
 
         Raises:
-            HTTPException: it isn't gzip, or breaks off.
+            HTTPException: it isn't packed so, or breaks off.
             BodyTooLarge, QueueFull: as for bodies that come as they are.
         """
-        pieces, unpacker = list[bytes](), zlib.decompressobj(_GZIP)
-        broken = HTTPException(400, "the body's Content-Encoding says gzip, but it isn't, or breaks off")
+        pieces, unpacker = list[bytes](), zlib.decompressobj(_EITHER)
+        broken = HTTPException(
+            400, f"the body's Content-Encoding says {self._coding}, but it isn't, or breaks off"
+        )
         while not unpacker.eof:
             try:
                 piece = await asyncio.to_thread(unpacker.decompress, packed, SMALL_BYTES)
@@ -277,7 +280,8 @@ async def _call(app: ASGIApp, scope: Scope, body: RequestBody, send: Send) -> An
 
 
 def _is_json(scope: Scope) -> bool:
-    if scope["method"] in ("GET", "HEAD"):
+    # Ollama's client calls a layer of a model JSON, too, as it does everything: that path is not here anyway.
+    if scope["method"] in ("GET", "HEAD") or scope["path"].startswith("/api/blobs/"):
         return False
     header = MimeHeader()
     header["content-type"] = Headers(scope=scope).get("content-type", "")

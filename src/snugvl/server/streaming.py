@@ -146,7 +146,7 @@ class _Streamed(Response):
             await asyncio.sleep(KEEP_ALIVE_S - idle_s)
 
     def _error(self, error: Exception, scope: Scope) -> Event:
-        record, family = record_of(scope), family_of(scope["path"])
+        record, family = record_of(scope), family_of(scope["path"], scope["headers"])
         record.error = error
         if not isinstance(error, SnugvlError):
             log.error("the stream of %s failed", record.id, exc_info=error)

@@ -1,8 +1,8 @@
 """Routes about the server itself: health, metrics, memory, models."""
 
 import math
-import time
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -119,17 +119,26 @@ class VersionReport(BaseModel):
     version: str
 
 
+STARTED: Final = datetime.now(UTC).replace(microsecond=0)
+
+
 class ModelCard(BaseModel):
-    """A name under which the model is served, in OpenAI's form, with what the model can do."""
+    """A name of the model and what the model can do, in OpenAI's and Anthropic's form at once."""
 
     id: str
     object: Literal["model"] = "model"
-    created: int
+    type: Literal["model"] = "model"
+    display_name: str
+    created: int = int(STARTED.timestamp())
+    created_at: str = Field(
+        default=STARTED.isoformat().replace("+00:00", "Z"), description="The same moment, for Anthropic's."
+    )
     owned_by: Literal["snugvl"] = "snugvl"
     root: str | None = Field(default=None, description="The checkpoint that is loaded; null until it is.")
     max_model_len: int | None = Field(
         default=None, description="Tokens of prompt, images and answer together."
     )
+    max_input_tokens: int | None = Field(default=None, description="Anthropic's name of max_model_len.")
     max_pixels: int | None = Field(default=None, description="Larger images are scaled down to this.")
     images: bool | None = None
     video: bool | None = None
@@ -149,14 +158,16 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """Every name of the model."""
+    """Every name of the model, in OpenAI's and Anthropic's form: one page."""
 
     object: Literal["list"] = "list"
     data: tuple[ModelCard, ...]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-STARTED = int(time.time())
 NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": HealthReport, "description": "Not ready; Retry-After says when to ask again."}
 }
@@ -214,12 +225,12 @@ async def version() -> VersionReport:
     return VersionReport(version=__version__)
 
 
-@model_routes.get("/v1/models/", include_in_schema=False)
 @model_routes.get("/v1/models")
 async def models(request: Request) -> ModelList:
     """Every name under which the model is served."""
     context = context_of(request)
-    return ModelList(data=tuple(_card(context, name) for name in context.settings.names))
+    names = context.settings.names
+    return ModelList(data=tuple(_card(context, name) for name in names), first_id=names[0], last_id=names[-1])
 
 
 @model_routes.get("/v1/models/{model:path}")
@@ -232,12 +243,13 @@ async def model(request: Request, model: str) -> ModelCard:
 def _card(context: Context, name: str) -> ModelCard:
     capabilities = context.service.capabilities
     if capabilities is None:
-        return ModelCard(id=name, created=STARTED)
+        return ModelCard(id=name, display_name=name)
     return ModelCard(
         id=name,
-        created=STARTED,
+        display_name=name,
         root=capabilities.model,
         max_model_len=capabilities.context_tokens,
+        max_input_tokens=capabilities.context_tokens,
         max_pixels=capabilities.max_pixels,
         images=capabilities.images,
         video=capabilities.video,

@@ -117,6 +117,13 @@ def _effort(value: object) -> dict[str, Any]:
     return {"effort": "medium" if thinks(value) else "none"}
 
 
+def _effort_of(value: object) -> object:
+    """The effort in OpenRouter's and Responses' options of reasoning; None where they say nothing of it."""
+    if not isinstance(value, Mapping):
+        return value
+    return "none" if value.get("enabled") is False else value.get("effort")
+
+
 def _switch(value: object) -> dict[str, Any]:
     return {"type": "enabled" if thinks(value) else "disabled"}
 
@@ -150,8 +157,8 @@ GENERATION: Final[UnsupportedFields] = {
     "modalities": refused('this server answers with text only; leave it out or send ["text"]', ["text"]),
     "web_search_options": refused("this server doesn't search; offer a tool that does"),
     "moderation": refused("this server doesn't moderate; send the text to one that does"),
-    "functions": refused("it is deprecated; use tools"),
-    "function_call": refused("it is deprecated; use tool_choice"),
+    "functions": refused("it is deprecated; use tools", []),
+    "function_call": refused("it is deprecated; use tool_choice", "none", "auto"),
     "verbosity": refused("say in the system message how long the answer should be", "medium"),
     "best_of": refused("all choices are returned; use n and choose yourself", *ONE),
     "suffix": refused("the models served here can't fill a gap in a text", ""),
@@ -159,6 +166,8 @@ GENERATION: Final[UnsupportedFields] = {
     "beam_width": refused("answers are sampled; use n for several", *ONE),
     "early_stopping": refused("answers are sampled; there are no beams to stop", False),
     "length_penalty": refused("it is for beam search, which there is none of", *ONE),
+    "num_beams": refused("answers are sampled; use n for several", *ONE),
+    **dict.fromkeys(("min_tokens", "min_new_tokens"), refused("an answer has no least length here", 0)),
     "do_sample": refused("set temperature: 0 is greedy, any other samples"),
     "bad_words": refused("use logit_bias of -100 for the tokens that must not come", []),
     "allowed_token_ids": refused("use response_format or structured_outputs to say what may come", []),
@@ -186,7 +195,8 @@ GENERATION: Final[UnsupportedFields] = {
     "samplers": refused("the order of samplers is fixed; leave it out"),
     "repeat_penalty": read("repetition_penalty", *ONE),
     "no_repeat_ngram_size": refused(CHAT_ALONE, 0),
-    "n_predict": read("max_tokens", -1),
+    **dict.fromkeys(("n_predict", "num_predict"), read("max_tokens", -1)),
+    "stop_sequences": read("stop", []),
     **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "max_output_tokens"), read("max_tokens")),
     "random_seed": read("seed"),
     "grammar": refused("grammars of llama.cpp aren't read; use response_format or structured_outputs", ""),
@@ -222,6 +232,7 @@ GENERATION: Final[UnsupportedFields] = {
 
 CHAT: Final[UnsupportedFields] = {
     **GENERATION,
+    "reasoning": read("reasoning_effort", meant=_effort_of),
     **PICTURE_PART,
     "prompt": refused("send it as a user's message, or to /v1/completions"),
     "input": refused("send messages, or to /v1/responses"),
@@ -233,23 +244,26 @@ COMPLETIONS: Final[UnsupportedFields] = {
     **_in("a message of /v1/chat/completions"),
     "messages": refused("send them to /v1/chat/completions"),
 }
-RESPONSES: Final[UnsupportedFields] = {
-    **GENERATION,
+RESPONSES_PROMPT: Final[UnsupportedFields] = {
     **INPUT_PICTURE,
-    "reasoning_effort": read("reasoning", meant=lambda value: {"effort": value}),
-    **dict.fromkeys(THINKING, read("reasoning", meant=_effort)),
-    "n_predict": read("max_output_tokens", -1),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), read("max_output_tokens")),
-    "response_format": refused("send it as text.format", PLAIN_TEXT),
-    "format": refused("send it as text.format", ""),
-    "logprobs": refused('send include: ["message.output_text.logprobs"]', False),
-    "background": refused(f"{STATELESS}; wait for the answer, or stream it", False),
     "truncation": refused("leave it out or send 'disabled', and shorten input yourself", "disabled"),
     "previous_response_id": refused(f"{STATELESS}; send the earlier input and output items again in input"),
     "conversation": refused(f"{STATELESS}; send the earlier input and output items again in input"),
     "prompt": refused(f"{STATELESS}, so it knows no prompts; send instructions and input"),
     "context_management": refused("shorten input yourself", []),
     "messages": refused("send them as input, or to /v1/chat/completions"),
+}
+RESPONSES: Final[UnsupportedFields] = {
+    **GENERATION,
+    **RESPONSES_PROMPT,
+    "reasoning_effort": read("reasoning", meant=lambda value: {"effort": value}),
+    **dict.fromkeys(THINKING, read("reasoning", meant=_effort)),
+    **dict.fromkeys(("n_predict", "num_predict"), read("max_output_tokens", -1)),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), read("max_output_tokens")),
+    "response_format": refused("send it as text.format", PLAIN_TEXT),
+    "format": refused("send it as text.format", ""),
+    "logprobs": refused('send include: ["message.output_text.logprobs"]', False),
+    "background": refused(f"{STATELESS}; wait for the answer, or stream it", False),
 }
 WRITTEN: Final[UnsupportedFields] = {
     "audio": refused("send what was said as text of content"),
@@ -291,9 +305,9 @@ OLLAMA: Final[UnsupportedFields] = {
     "suffix": refused("the models served here can't fill a gap in a text", ""),
     "template": refused("the model's own template is used; use raw with a prompt of your own", ""),
     "context": refused("send the conversation to /api/chat", []),
-    "max_tokens": refused("send options.num_predict"),
+    **dict.fromkeys(("max_tokens", "num_predict"), refused("send options.num_predict")),
     **{name: refused(f"send options.{name}") for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
-    "stop": refused("send options.stop", []),
+    **dict.fromkeys(("stop", "stop_sequences"), refused("send options.stop", [])),
     "repeat_penalty": refused("send options.repeat_penalty", *ONE),
     "presence_penalty": refused("send options.presence_penalty", *NEUTRAL),
     "frequency_penalty": refused("send options.frequency_penalty", *NEUTRAL),
@@ -305,7 +319,6 @@ OLLAMA_OPTIONS: Final[UnsupportedFields] = {
     "mirostat": refused(SAMPLER, 0),
     "tfs_z": refused(SAMPLER, *ONE),
     "typical_p": refused(SAMPLER, *ONE),
-    "repeat_last_n": refused("penalties look at all tokens; send -1 or leave it out", -1, 64),
     "penalize_newline": refused("penalties look at all tokens; leave it out", True),
 }  # fmt: skip
 TOKENIZE: Final[UnsupportedFields] = {
@@ -320,6 +333,7 @@ DECLARED_ONLY: Final[Mapping[str, str]] = {
     "keep_alive": "the model stays as long as the server runs",
     "verbose": "everything is shown anyway",
     "best_of": "only as many as n",
+    "repeat_last_n": "penalties look at all tokens",
 }
 """Fields that bodies declare to check their form, and that are otherwise without effect."""
 

@@ -127,6 +127,32 @@ def test_names_of_properties_are_no_keywords() -> None:
     assert enforceable(schema) == (schema, [])  # `anyOf` beside them keeps the properties open
 
 
+def test_keywords_of_null_say_nothing() -> None:
+    """As programs in Go write what they leave out; null as a value stays."""
+    bare = {"type": "object", "properties": {"a": {"const": None}}, "required": ["a"]}
+    schema = {**bare, "additionalProperties": None, "$defs": None, "enum": None}
+    schema["properties"] = {"a": {"const": None, "description": None, "items": None}}
+    assert enforceable(schema) == enforceable(bare)
+    assert (
+        enforceable({"type": "object", "properties": None, "required": None}, arguments=True)[0]
+        == (enforceable({"type": "object", "properties": {}}, arguments=True)[0])
+    ), "a tool without parameters"
+
+
+@pytest.mark.parametrize("name", ["Größe", "a b", "a/b", "a%20b", "日本"])
+def test_a_reference_may_have_any_name(name: str) -> None:
+    """Pydantic writes a class's name into it as it is."""
+    escaped = name.replace("/", "~1").replace("%", "%25")
+    schema = {"$ref": f"#/$defs/{escaped}", "$defs": {name: {"const": 1}}}
+    assert matcher(enforceable(schema)[0]).try_consume_tokens(list(b"1")) == 1
+
+
+def test_a_reference_may_lead_into_a_list() -> None:
+    """As zod's converter writes what comes twice."""
+    schema = {"anyOf": [{"const": 1}, {"type": "array", "items": {"$ref": "#/anyOf/0"}}]}
+    assert matcher(enforceable(schema)[0]).try_consume_tokens(list(b"[1]")) == 3
+
+
 def test_branches_of_different_types_stay_exclusive() -> None:
     schema = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
     assert enforceable(schema) == (schema, [])

@@ -1,5 +1,6 @@
 """What the engine is asked for, for what a client sent."""
 
+from itertools import product
 from typing import Any
 
 import httpx
@@ -151,11 +152,45 @@ def test_a_tool_may_answer_with_a_document() -> None:
     assert text_of(asked(history).messages[-1]) == "<document>\n3\n</document>"
 
 
+FOUND = {"type": "search_result", "source": "https://a.example", "title": "A", "content": [
+    {"type": "text", "text": "It "}, {"type": "text", "text": "rained."}]}  # fmt: skip
+
+
+def test_what_a_search_found_is_text() -> None:
+    shown = (
+        "<search_result>\n<source>https://a.example</source>\n<title>A</title>\nIt rained.\n</search_result>"
+    )
+    assert text_of(asked([{"role": "user", "content": [FOUND]}]).messages[0]) == shown
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [FOUND]}
+    history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [call]},
+               {"role": "user", "content": [result]}]  # fmt: skip
+    assert text_of(asked(history).messages[-1]) == shown
+
+
+def test_a_conversation_that_began_at_anthropic_goes_on() -> None:
+    kinds = ("server_tool_use", "web_search_tool_result", "mcp_tool_use", "mcp_tool_result")
+    blocks = [{"type": kind, "id": "s", "tool_use_id": "s", "name": "x", "content": []} for kind in kinds]
+    turns = [{"role": "user", "content": "Rain?"},
+             {"role": "assistant", "content": [*blocks, {"type": "text", "text": "Yes."}]},
+             {"role": "user", "content": "Sure?"}]  # fmt: skip
+    service = FakeService()
+    with live(service) as base:
+        body = {"model": "pocket", "max_tokens": 9, "messages": turns}
+        answer = httpx.post(f"{base}/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    assert service.requests[0].messages[1].content == (Text("Yes."),)
+    for index, kind in enumerate(kinds):
+        said = f"left out messages[1].content[{index}]: no server but its vendor's runs {kind}"
+        assert said in answer.headers["snugvl-warning"]
+
+
 def test_citations_are_told() -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "x"}
     with live(FakeService()) as base:
-        for enabled in (True, False):
-            block = {"type": "document", "source": source, "citations": {"enabled": enabled}}
+        document = {"type": "document", "source": source}
+        for block, enabled in product((document, FOUND), (True, False)):
+            block = {**block, "citations": {"enabled": enabled}}
             body = {"model": "pocket", "max_tokens": 9, "messages": [{"role": "user", "content": [block]}]}
             response = httpx.post(f"{base}/v1/messages", json=body)
             assert response.status_code == 200, response.text

@@ -260,6 +260,18 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error_event() -> None:
     assert whole.json()["error"] == last["error"]
 
 
+@pytest.mark.parametrize("kind", ["image/jpg", "image/heic", None])
+def test_content_decides_what_a_picture_is(url: str, picture: bytes, kind: str | None) -> None:
+    block = question(picture)
+    block[0]["source"]["media_type"] = kind
+    assert send(url, block).status_code == 200
+
+
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+def test_a_turn_may_be_empty(url: str, content: Any) -> None:
+    assert send(url, content).status_code == 200
+
+
 def prompt(usage: dict[str, int]) -> int:
     """Tokens of the whole prompt, those of the prefix cache among them."""
     return usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]

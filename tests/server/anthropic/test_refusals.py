@@ -29,7 +29,7 @@ def content(*blocks: dict[str, Any]) -> dict[str, Any]:
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ({"max_tokens": "9"}, "max_tokens must be an integer, not '9'"),
-        ({"top_k": -1}, "top_k must be at least 0, not -1"),
+        ({"top_k": -2}, "top_k must be at least -1, not -2"),
         ({"container": "c"}, "container is not supported: this server runs no code"),
         ({"mcp_servers": [{"type": "url"}]},
          "mcp_servers is not supported: this server calls no other servers; run their tools in your program"),
@@ -48,15 +48,15 @@ def content(*blocks: dict[str, Any]) -> dict[str, Any]:
         (content({"type": "document", "source": {"type": "base64", "data": "x"}}),
          "messages[0].content[0].source: a document's source of type 'base64' is not supported here; "
          "supported: text, content"),
-        (content({"type": "text", "text": "x"}, {"type": "search_result"}),
-         "messages[0].content[1]: a block of type 'search_result' is not supported here; "
-         "supported: text, image, document, tool_result"),
+        (content({"type": "text", "text": "x"}, {"type": "container_upload"}),
+         "messages[0].content[1]: a block of type 'container_upload' is not supported here; "
+         "supported: text, image, document, search_result, tool_result"),
         (content({"type": "image", "source": {"type": "file", "file_id": "f"}}),
          "messages[0].content[0].source: a source of type 'file' is not supported here; "
          "supported: base64, url"),
-        (content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "search_result"}]}),
-         "messages[0].content[0].content[0]: a block of type 'search_result' is not supported here; "
-         "supported: text, image, document"),
+        (content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference"}]}),
+         "messages[0].content[0].content[0]: a block of type 'tool_reference' is not supported here; "
+         "supported: text, image, document, search_result"),
         (content({"type": "tool_result", "tool_use_id": "t", "content": "3"}),
          "a tool_result answers 't', but no tool_use before it has this id"),
         (content({"type": "text", "text": "x", "cache_control": {"type": "eternal"}}),

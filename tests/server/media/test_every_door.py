@@ -18,6 +18,7 @@ FORM, VISION = "form of ", "/v1/vision/"
 HIDDEN = "http://169.254.169.254/a.png"  # where clouds have their secrets
 COUNTING = {
     "/v1/messages/count_tokens": {k: v for k, v in BODIES["/v1/messages"].items() if k != "max_tokens"},
+    "/v1/responses/input_tokens": BODIES["/v1/responses"],
     "/tokenize": BODIES["/v1/chat/completions"],
 }
 DOORS = (

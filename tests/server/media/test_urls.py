@@ -109,9 +109,16 @@ def test_base64_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, body: str
     monkeypatch.setattr(urls, "_PIECE", size)
     expected = base64.b64decode(body + "==") if body.strip() else b""
     assert urls.read_data_url(f"data:;base64,{body}", 64, "the image", "a") == expected
-    for wrong in ("QQ==QQ==", "QQ==\nQUJD", "QUJDQ", "=", "QU-D"):
+    for wrong in ("QQ==QQ==", "QQ==\nQUJD", "QUJDQ", "=", "QU*D"):
         with pytest.raises(RequestError, match="not valid base64"):
             urls.read_data_url(f"data:;base64,{wrong}", 64, "the image", "a")
+
+
+@pytest.mark.parametrize("body", ["-_8-", "+/8+", "-/8+", "-_\n8"])
+def test_base64url_is_read(body: str) -> None:
+    read = urls.read_data_url(f"data:image/png;base64,{body}", 64, "the image", "a")
+    assert read == b"\xfb\xff\x3e"[: len(read)]
+    assert len(read) == len(body.replace("\n", "")) * 3 // 4
 
 
 def test_no_long_base64_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

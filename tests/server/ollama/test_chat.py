@@ -201,6 +201,30 @@ def test_options_become_sampling_parameters() -> None:
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.2, 0.3)
 
 
+@pytest.mark.parametrize(
+    "penalty", [{}, {"repeat_penalty": 1.0}, {"presence_penalty": 1.0}, {"repeat_penalty": 1.1}]
+)
+@pytest.mark.parametrize("last", [0, 128, -1, 64])
+def test_how_far_back_penalties_look_counts_where_there_are_any(
+    url: str, last: int, penalty: dict[str, float]
+) -> None:
+    options = {"repeat_last_n": last, "num_predict": 1, "top_k": -1, **penalty}
+    body = {"model": "pocket", "messages": [{"role": "user", "content": "Hi"}], "options": options}
+    answer = httpx.post(f"{url}/api/chat", json=body)
+    good = last in (-1, 64) or penalty in ({}, {"repeat_penalty": 1.0})
+    assert answer.status_code == (200 if good else 400), answer.text
+    assert good or f"options.repeat_last_n is {last}, but penalties look at all tokens" in answer.text
+
+
+@pytest.mark.parametrize(("think", "told"), [("none", False), ("false", False), ("high", True), (True, True)])
+def test_words_for_not_thinking_are_read(think: str | bool, told: bool) -> None:
+    service = FakeService()
+    with live(service) as base:
+        body = {"model": "pocket", "think": think, "messages": [{"role": "user", "content": "Hi"}]}
+        assert httpx.post(f"{base}/api/chat", json=body).status_code == 200
+    assert service.requests[0].template == {"enable_thinking": told}
+
+
 def test_without_options_it_is_greedy_and_unlimited() -> None:
     sampling = asked("generate", {"prompt": "Hi", "options": {"num_predict": -1, "seed": -1}}).sampling
     assert (sampling.greedy, sampling.max_tokens, sampling.seed) == (True, None, None)

@@ -1,5 +1,6 @@
 """What is served, as Ollama's clients ask for it."""
 
+from dataclasses import replace
 from datetime import datetime
 
 import httpx
@@ -7,7 +8,7 @@ import pytest
 
 from snugvl.core.service import Health
 from snugvl.server.settings import ServerSettings
-from tests.server.fake import LEDGER, FakeService
+from tests.server.fake import CAPABILITIES, LEDGER, FakeService
 from tests.server.live import live
 
 
@@ -51,6 +52,14 @@ def test_show_tells_context_and_vision(url: str) -> None:
         assert shown["details"]["quantization_level"] == "F32"
 
 
+def test_show_tells_whether_the_model_thinks() -> None:
+    """Clients offer a switch for it then."""
+    for thinks in (True, False):
+        with live(FakeService(capabilities=replace(CAPABILITIES, thinks=thinks))) as base:
+            shown = httpx.post(f"{base}/api/show", json={"model": "pocket"}).json()
+            assert ("thinking" in shown["capabilities"]) == thinks
+
+
 def test_show_tells_of_tools_where_clients_look(url: str) -> None:
     shown = httpx.post(f"{url}/api/show", json={"model": "pocket"}).json()
     # litellm's ollama_chat looks for the word in the template, others in the capabilities.
@@ -67,6 +76,9 @@ def test_version_is_a_number(url: str) -> None:
 @pytest.mark.parametrize("name", ["pocket", "pocket:latest"])
 def test_a_name_comes_back_as_it_was_asked_for(url: str, name: str) -> None:
     assert httpx.post(f"{url}/api/chat", json={"model": name}).json()["model"] == name
+    body = {"model": name, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    for path in ("chat/completions", "messages"):  # whoever finds names by /api/tags, such as Copilot
+        assert httpx.post(f"{url}/v1/{path}", json=body).json()["model"] == name
 
 
 def test_a_served_name_may_have_a_tag_of_its_own() -> None:

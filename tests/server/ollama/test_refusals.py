@@ -68,7 +68,7 @@ def test_what_is_no_picture(url: str, image: str) -> None:
 def test_another_model(url: str, path: str) -> None:
     response = httpx.post(f"{url}/api/{path}", json={"model": "llava:latest"})
     assert response.status_code == 404
-    assert response.json() == {"error": "the model 'llava' is not served here; use 'pocket'"}
+    assert response.json() == {"error": "the model 'llava:latest' is not served here; use 'pocket'"}
 
 
 def test_show_needs_a_name(url: str) -> None:
@@ -82,7 +82,7 @@ def test_show_needs_a_name(url: str) -> None:
         ("POST", "push", "there is no registry to push to"),
         ("POST", "create", "serve a checkpoint's folder with `snugvl serve`"),
         ("POST", "copy", "give a model several names with `snugvl serve --served-model-name`"),
-        ("DELETE", "delete", "delete downloaded models from the Hugging Face cache"),
+        ("DELETE", "delete", "delete downloaded models with `snugvl rm`"),
         ("POST", "embed", "a vision-language model gives no embeddings"),
         ("POST", "embeddings", "a vision-language model gives no embeddings"),
     ],
@@ -90,9 +90,18 @@ def test_show_needs_a_name(url: str) -> None:
 def test_what_only_ollama_does(url: str, method: str, path: str, instead: str) -> None:
     response = httpx.request(method, f"{url}/api/{path}", json={"model": "pocket"})
     assert (response.status_code, response.json()) == (
-        400,
-        {"error": f"/api/{path} is not supported by snugvl: {instead}"},
+        404,
+        {"error": f"there is no {method} /api/{path}: {instead}"},
     )
+
+
+@pytest.mark.parametrize("kind", [{}, {"content-type": "application/json"}])
+def test_a_layer_of_a_model_is_not_read_as_json(url: str, kind: dict[str, str]) -> None:
+    """Ollama's clients send gigabytes of it, without a type or under that of everything else."""
+    content = iter([b"\x89PNG\r\n", b"\xff" * 100])
+    response = httpx.post(f"{url}/api/blobs/sha256:0", content=content, headers=kind)
+    assert response.status_code == 404
+    assert "`snugvl serve`" in response.json()["error"]
 
 
 def test_a_path_that_nobody_has(url: str) -> None:

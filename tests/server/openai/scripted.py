@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
 from tests.server.fake import FakeService, FakeStream
 
-# Fields that we add to OpenAI's; the name in events of whole arguments, which their types had before version 3.
+# Fields that we add to OpenAI's; the name in events of whole arguments, which their types had before SDK 3.
 OURS = {"image_tokens", "store", "reasoning_content", "reasoning", "name"}
 
 Model = TypeVar("Model", bound=BaseModel)

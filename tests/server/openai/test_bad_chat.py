@@ -36,7 +36,9 @@ PART = "messages[1].content[0]"
 
 UNSUPPORTED = [
     ({"functions": [{"name": "f"}]}, "functions", "tools"),
-    ({"function_call": "auto"}, "function_call", "tool_choice"),
+    ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
+    ({"min_tokens": 3}, "min_tokens", "least length"),
+    ({"num_beams": 2}, "num_beams", "use n"),
     ({"audio": {"voice": "a", "format": "wav"}}, "audio", "text only"),
     ({"modalities": ["text", "audio"]}, "modalities", "text only"),
     ({"web_search_options": {}}, "web_search_options", "search"),
@@ -57,7 +59,6 @@ WRONG = [
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", ""),
     ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "7"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing"),
-    (answered(), "messages[0].content", "neither"),
     (called({}), "messages[0].tool_calls[0].function.arguments", "string"),
     (content({"type": "text"}), f"{PART}.text", "missing"),
     (content({"type": "text", "text": 7}), f"{PART}.text", "string"),

@@ -199,8 +199,26 @@ def test_what_asks_for_nothing_passes(http: httpx.Client) -> None:
         "metadata": {"a": "b"}, "parallel_tool_calls": True, "reasoning_effort": None, "audio": None,
         "prompt_cache_key": "k", "safety_identifier": "s", "tool_choice": "auto", "top_k": -1,
     }  # fmt: skip
-    answer = http.post("/chat/completions", json={"messages": HI, **harmless})
-    assert answer.status_code == 200, answer.text
+    empty = {
+        "functions": [],
+        "function_call": "none",
+        "top_logprobs": 0,
+        "min_tokens": 0,
+        "stop_sequences": [],
+    }
+    nulls = {"stream": True, "stream_options": {"include_usage": None, "continuous_usage_stats": None}}
+    for fields in (harmless, empty, nulls, {"logprobs": False, "top_logprobs": 0}):
+        answer = http.post("/chat/completions", json={"messages": HI, **fields})
+        assert answer.status_code == 200, answer.text
+
+
+def test_names_of_other_programs_are_read(http: httpx.Client, scripted: Scripted) -> None:
+    for fields in ({"reasoning": {"effort": "low"}}, {"reasoning": {"enabled": False}}):
+        body = {"messages": HI, "stop_sequences": ["x"], "num_predict": 5, **fields}
+        assert http.post("/chat/completions", json=body).status_code == 200
+        effort = fields["reasoning"].get("effort", "none")
+        assert scripted.last.template == {"reasoning_effort": effort}
+        assert (scripted.last.sampling.stop, scripted.last.sampling.max_tokens) == (("x",), 5)
 
 
 def test_an_effort_is_told_to_the_template(http: httpx.Client, scripted: Scripted) -> None:
@@ -234,6 +252,9 @@ def test_messages_of_every_role(http: httpx.Client, scripted: Scripted) -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "42"},
         {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "43"}]},
         {"role": "assistant", "content": "done"},
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "never"}]},
+        {"role": "assistant", "content": None, "tool_calls": []},  # an answer without a word
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     ]
     assert http.post("/chat/completions", json={"messages": messages}).status_code == 200
@@ -245,6 +266,9 @@ def test_messages_of_every_role(http: httpx.Client, scripted: Scripted) -> None:
         Message("tool", (Text("42"),), tool_call_id="c1"),
         Message("tool", (Text("43"),), tool_call_id="c2"),
         Message("assistant", (Text("done"),)),
+        Message("assistant", (Text("no"),)),
+        Message("assistant", (Text("never"),)),
+        Message("assistant"),
         Message("user", (Text("a"), Text("b"))),
     )
 

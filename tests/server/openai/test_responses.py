@@ -3,12 +3,12 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseIncludable, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from snugvl.core.messages import (
@@ -55,6 +55,59 @@ def streamed(http: httpx.Client, **body: Any) -> list[dict[str, Any]]:
 
 def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
+
+
+def test_tokens_are_counted_without_an_answer(client: OpenAI, data_url: str) -> None:
+    seen: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url}]}]
+    told: Any = {"model": "pocket", "instructions": "Be kind.", "tools": TOOLS, "tool_choice": "none"}
+    for body in ({"input": seen}, {"input": "hi"}, {"input": "hi", **told}, {"input": seen, **told}):
+        counted = client.responses.input_tokens.count(**body)
+        answer = client.responses.create(**body, max_output_tokens=1)
+        assert counted.object == "response.input_tokens"
+        assert answer.usage is not None
+        assert counted.input_tokens == answer.usage.input_tokens, body
+    without = client.responses.input_tokens.count(input="hi", model="pocket").input_tokens
+    assert client.responses.input_tokens.count(input="hi", tools=TOOLS).input_tokens > without + 20
+    assert client.responses.input_tokens.count(instructions="Be kind.").input_tokens > 2
+
+
+def test_what_a_vendor_alone_includes_is_left_out_with_a_warning(http: httpx.Client) -> None:
+    for name in get_args(ResponseIncludable):
+        answer = http.post("/responses", json={"input": "hi", "include": [name]})
+        assert answer.status_code == 200, answer.text
+        honoured = name in (*LOGPROBS, "reasoning.encrypted_content")
+        assert (
+            f"ignored include: nothing here has {name}" in answer.headers.get("snugvl-warning", "")
+        ) != honoured
+
+
+def test_words_with_which_a_model_declined_are_its_answer(http: httpx.Client, scripted: Scripted) -> None:
+    said = [{"type": "refusal", "refusal": "No."}]
+    items = [{"role": "assistant", "content": said}, {"type": None, "role": "user", "content": "Why?"}]
+    assert http.post("/responses", json={"input": items}).status_code == 200
+    assert scripted.last.messages[0] == Message("assistant", (Text("No."),))
+
+
+def test_no_alternatives_are_no_wish_for_logprobs(http: httpx.Client, scripted: Scripted) -> None:
+    """As this server's own responses tell it."""
+    assert http.post("/responses", json={"input": "hi", "top_logprobs": 0}).status_code == 200
+    assert scripted.last.sampling.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "input"),
+        ({"input": "hi", "previous_response_id": "resp_1"}, "keeps nothing between requests"),
+        ({"input": "hi", "model": "gpt-9"}, "is not served here"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_what_cannot_be_counted(http: httpx.Client, body: dict[str, Any], said: str) -> None:
+    answer = http.post("/responses/input_tokens", json=body)
+    assert answer.status_code in (400, 404), answer.text
+    assert said in answer.text
 
 
 def test_pocket_describes_a_picture(client: OpenAI, data_url: str) -> None:
@@ -342,8 +395,13 @@ REFUSED = [
     ({"text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
     ({"stop": "x"}, "stop", "not supported"),
     ({"messages": []}, "messages", "not supported"),
-    ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call"),
-    ({"tools": [{"type": "telepathy"}]}, "tools[0]", "telepathy"),
+    ({"include": ["everything"]}, "include[0]", "everything"),
+    ({"input": [{"type": "compaction"}]}, "input[0]", "or 'reasoning'"),
+    (
+        {"tools": [{"type": "telepathy"}]},
+        "tools[0]",
+        "'telepathy' is not supported; use 'function', 'custom' or 'namespace'",
+    ),
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tools": TOOLS * 2}, "tools[2].name", "twice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "'x'"),

@@ -70,6 +70,7 @@ def capabilities_of(
         parameters=facts.parameters,
         tools=facts.tools,
         tool_form=facts.tool_form,
+        thinks=facts.reasoning is not None,
         exact_forms=facts.exact_forms,
         most_characters=context_tokens * TOKEN_CHARACTERS,
         training=training_of(model),

@@ -312,6 +312,7 @@ def capabilities_of(
         parameters=parameters,
         tools=processor.template.shows_tools,
         tool_form=processor.template.tool_form,
+        thinks=processor.template.thinks,
         most_characters=processor.tokenizer.most_characters(settings.context),
     )
 

@@ -282,6 +282,7 @@ def _capabilities(
         parameters=parts.parameters,
         tools=preparer.shows_tools,
         tool_form=preparer.tool_form,
+        thinks=preparer.thinks,
         most_characters=preparer.tokenizer.most_characters(context),
         language_only=parts.options.language_only and parts.checkpoint.sees,
         most_images=parts.options.images,

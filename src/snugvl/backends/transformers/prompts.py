@@ -67,6 +67,11 @@ class Preparer(PromptMaker[ModelPrompt]):
         return self._style.template.shows_tools
 
     @property
+    def thinks(self) -> bool:
+        """Whether the chat template knows of reasoning before an answer."""
+        return self._style.template.thinks
+
+    @property
     def tool_form(self) -> ToolForm:
         """The form of tool calls, by the chat template."""
         return self._style.template.tool_form
@@ -123,7 +128,7 @@ class Preparer(PromptMaker[ModelPrompt]):
 
     def _processed(self, text: str, parts: Sequence[Picture | Video]) -> ModelPrompt:
         """Through the processor, which repeats placeholders and prepares pixels."""
-        reasoning = opened(text) if self._style.template.thinks else None
+        reasoning = opened(text) if self.thinks else None
         if self._inputs.processor is None:
             ids = self._ids_of(text)
             return ModelPrompt(ids, (), 0, reasoning=reasoning, inputs=_tensors(ids))

@@ -22,6 +22,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 MAX_SCHEMA: Final = 131_072  # characters; also of all tools together
 NOT_ENFORCED: Final = frozenset(
@@ -79,6 +80,7 @@ def enforceable(
     """
     if len(json.dumps(schema)) > MAX_SCHEMA:
         return dict(schema), []  # it is refused for its size, before anything else looks at it
+    schema = _without_nulls(schema)
     shut = _copied(schema, *_alone(schema, strict))
     if arguments and not schema.get("properties", True) and _names_all(schema):
         shut["additionalProperties"] = False
@@ -89,8 +91,28 @@ def enforceable(
     return kept, list(dict.fromkeys(left_out))
 
 
+def _without_nulls(schema: Any) -> Any:
+    """The schema without keywords of null, as programs in Go write what is empty."""
+    if isinstance(schema, list):
+        return [_without_nulls(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    copy: dict[str, Any] = {}
+    for key, value in schema.items():
+        if value is None and key != "const":
+            if key == "properties":  # of a tool without any
+                copy[key] = {}
+        elif key in _MAPS and isinstance(value, Mapping):
+            copy[key] = {name: _without_nulls(each) for name, each in value.items()}
+        elif key in _LISTS or key in _ONES or key in _BESIDE:
+            copy[key] = _without_nulls(value)
+        else:
+            copy[key] = value
+    return copy
+
+
 def ended(schema: Any) -> Any:
-    """The schema as llguidance gets it: its formats come to an end, and it takes bounds of 64 bits."""
+    """The schema as llguidance gets it: formats come to an end, bounds have 64 bits, `$ref`s are URIs."""
     if isinstance(schema, list):
         return [ended(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -101,6 +123,8 @@ def ended(schema: Any) -> Any:
             copy[key] = {name: ended(each) for name, each in value.items()}
         elif key in _LISTS or key in _ONES:
             copy[key] = ended(value)
+        elif key == "$ref" and isinstance(value, str):  # pydantic writes names of classes as they are
+            copy[key] = quote(value, safe="!#$%&'()*+,/:;=?@[]~")
         elif key in ("minimum", "maximum") and type(value) is int and schema.get("type") == "integer":
             copy[key] = max(value, -_WHOLE) if key == "minimum" else min(value, _WHOLE)
         else:
@@ -167,10 +191,13 @@ def referred(reference: str, root: Any, otherwise: Any = True) -> Any:
     """The target of a reference within `root` ("#/$defs/point"); without one `otherwise`: all is valid."""
     value = root
     for part in reference.removeprefix("#").split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(value, Mapping) or part not in value:
+        part = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
             return otherwise
-        value = value[part]
     return value
 
 

@@ -33,7 +33,7 @@ def check_tools(use: ToolUse) -> None:
         field = f"tools[{index}].name"
         if not isinstance(name, str) or not re.fullmatch(NAME, name):
             raise RequestError(
-                f"a tool's name has 1 to 64 letters, digits, '_' and '-', not {name!r}", field=field
+                f"a tool's name has 1 to 128 letters, digits, '_' and '-', not {name!r}", field=field
             )
         if name in names[:index]:
             raise RequestError(f"two tools have the name {name!r}; names must differ", field=field)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 
 from snugvl.core.messages import ToolUse
 
-NAME: Final = "[A-Za-z0-9_-]{1,64}"
+NAME: Final = "[A-Za-z0-9_-]{1,128}"
 HEAD_LIMIT: Final = 512  # characters in which a call's head must end; bounds the work on endless space
 
 

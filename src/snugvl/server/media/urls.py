@@ -30,6 +30,7 @@ _PATH = re.compile(r"[A-Za-z]:[\\/]|\\\\")  # of Windows, or of a share; "/9j/" 
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\x9f\\\ud800-\udfff]")
 _SAFE_IN_TARGET = "/:?#[]@!$&'()*+,;=%-._~"
 _BLANKS = b" \t\r\n\f"
+_FROM_URL = bytes.maketrans(b"-_", b"+/")  # base64url's two letters of its own: nothing else can be meant
 _PIECE = 1 << 20  # characters of base64 that are read at a time
 # What of base64 is percent-encoded in a URL by those who do.
 _ESCAPES = tuple(
@@ -190,14 +191,15 @@ def _base64(body: str, name: str, field: str) -> bytes:
 
 
 def _base64_pieces(body: str) -> Iterator[bytes]:
-    """Decoded bytes of base64, without line breaks. Between two pieces other threads may have Python's lock.
+    """Decoded bytes of base64 or base64url, without line breaks. Between two pieces other threads may have
+    Python's lock.
 
     Raises:
         ValueError: it isn't base64.
     """
     rest = b""
     for start in range(0, len(body), _PIECE):
-        piece = rest + body[start : start + _PIECE].encode("ascii").translate(None, _BLANKS)
+        piece = rest + body[start : start + _PIECE].encode("ascii").translate(_FROM_URL, _BLANKS)
         cut = max(len(piece) // 4 - 1, 0) * 4  # the last group waits for its padding
         head, rest = piece[:cut], piece[cut:]
         if head.endswith(b"="):

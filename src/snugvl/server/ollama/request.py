@@ -43,7 +43,7 @@ from snugvl.server.forms import (
 )
 from snugvl.server.media.loading import MediaRef, RequestMedia
 from snugvl.server.metrics import RequestNotes
-from snugvl.server.unsupported import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, UnsupportedFields
+from snugvl.server.unsupported import OLLAMA, OLLAMA_OPTIONS, OLLAMA_PICTURES, UnsupportedFields, thinks
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
 
@@ -69,6 +69,10 @@ class OllamaOptions(Body):
     ) = None
     stop: Stop | None = None
     repeat_penalty: RepetitionPenalty | None = None
+    repeat_last_n: (
+        Annotated[int, Field(ge=-1, description="with a penalty -1 or 64: it looks at all tokens"), WHOLE]
+        | None
+    ) = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 
@@ -79,7 +83,7 @@ def sampling_of(
     """The sampling parameters behind `options`; `logprobs` as in `SamplingParams`.
 
     Raises:
-        RequestError: an answer of no tokens.
+        RequestError: an answer of no tokens, or penalties for the last tokens alone.
     """
     options = options or OllamaOptions()
     if options.num_ctx is not None and options.num_ctx > capabilities.context_tokens:
@@ -87,6 +91,14 @@ def sampling_of(
     if options.num_predict == 0:
         raise RequestError(
             "options.num_predict is 0, which leaves no answer; -1 is what fits", field="options.num_predict"
+        )
+    others = options.presence_penalty or options.frequency_penalty
+    penalties = others or options.repeat_penalty not in (None, 1)
+    if penalties and options.repeat_last_n not in (None, -1, 64):
+        raise RequestError(
+            f"options.repeat_last_n is {options.repeat_last_n}, but penalties look at all tokens; send -1 or "
+            "leave it out",
+            field="options.repeat_last_n",
         )
     return forms.sampling_of(
         options,
@@ -263,7 +275,7 @@ def _logprobs(body: Generating) -> int | None:
 
 def _template(body: Generating) -> dict[str, Any]:
     """Whether a model that can think does so, where its chat template can be told."""
-    return {} if body.think is None else {"enable_thinking": bool(body.think)}
+    return {} if body.think is None else {"enable_thinking": thinks(body.think)}
 
 
 def _grammar(form: str | dict[str, Any] | None, notes: RequestNotes) -> Grammar | None:

@@ -21,7 +21,7 @@ from snugvl.core.messages import Capabilities, Logprob, Request
 from snugvl.errors import ModelNotServed, RequestError
 from snugvl.inputs.tools.parser import CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
-from snugvl.server.context import Context, context_of
+from snugvl.server.context import LATEST, Context, context_of
 from snugvl.server.generation import AnswerBlock, GeneratedAnswer, ReasoningPiece, arguments_of, read_answer
 from snugvl.server.media.loading import RequestMedia
 from snugvl.server.metrics import RequestNotes, record_of
@@ -36,7 +36,6 @@ from snugvl.server.ollama.request import (
 )
 from snugvl.server.streaming import Event, line_stream, lines_document
 
-LATEST = ":latest"
 NEVER = "9999-12-31T23:59:59Z"
 TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # as Ollama calls them
 # What the model is shown, in the order and the form of Ollama's templates: some clients look for tools in it.
@@ -109,21 +108,6 @@ class Version(BaseModel):
     version: str
 
 
-def served_name(context: Context, name: str) -> str:
-    """The name to answer with: the one that was asked for.
-
-    Raises:
-        ModelNotServed: neither it nor, without ":latest", the rest of it is served.
-    """
-    try:
-        context.check_model(name)
-    except ModelNotServed:
-        if not name.endswith(LATEST):
-            raise
-        context.check_model(name.removesuffix(LATEST))
-    return name
-
-
 def tags(context: Context) -> Tags:
     """Every name that is served. One model may have several."""
     capabilities, size = context.capabilities, _weight_bytes(context)
@@ -167,7 +151,12 @@ def describe(context: Context) -> Shown:
     capabilities = context.capabilities
     family = _family(capabilities)
     pixels = {f"{family}.vision.max_pixels": capabilities.max_pixels} if capabilities.images else {}
-    can = {"completion": True, "tools": capabilities.tools, "vision": capabilities.images}
+    can = {
+        "completion": True,
+        "tools": capabilities.tools,
+        "vision": capabilities.images,
+        "thinking": capabilities.thinks,
+    }
     return Shown(
         template=TEMPLATE + (TOOLS if capabilities.tools else "") + PROMPT,
         parameters=f"num_ctx {capabilities.context_tokens}",
@@ -432,16 +421,6 @@ def _line_logprob(logprob: Logprob) -> LineLogprob:
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=JsonRoute)
 
 PROTOCOL: Final = "0.6.4"  # of Ollama, whose fields and routes are here; VS Code asks for this one at least
-ELSEWHERE: Final = (  # method, path, what to do instead
-    ("POST", "push", "there is no registry to push to"),
-    ("POST", "create", "serve a checkpoint's folder with `snugvl serve`"),
-    ("POST", "copy", "give a model several names with `snugvl serve --served-model-name`"),
-    ("DELETE", "delete", "delete downloaded models from the Hugging Face cache"),
-    ("POST", "embed", "a vision-language model gives no embeddings"),
-    ("POST", "embeddings", "a vision-language model gives no embeddings"),
-    ("HEAD", "blobs/{digest}", "serve a checkpoint's folder with `snugvl serve`"),
-    ("POST", "blobs/{digest}", "serve a checkpoint's folder with `snugvl serve`"),
-)
 
 
 @router.post(
@@ -469,7 +448,7 @@ async def post_generate(http: HttpRequest, body: GenerateRequest) -> Any:
 async def _answer(http: HttpRequest, body: BodyT, shape: Shape, make: Make[BodyT] | None) -> Any:
     """An answer of `make`'s request, in one line or several; of none, that the model is loaded."""
     context, record, started_ns = context_of(http), record_of(http.scope), time.perf_counter_ns()
-    name, capabilities = served_name(context, body.model), context.capabilities
+    name, capabilities = context.check_model(body.model), context.capabilities
     if make is None:
         return _load_answer(body, name, shape, record.notes)
     request = make(RequestMedia(context.media, record), capabilities, body)
@@ -497,7 +476,7 @@ async def post_show(http: HttpRequest, body: ShowRequest) -> Any:
     context, name = context_of(http), body.model or body.name
     if name is None:
         raise RequestError("model is missing", field="model")
-    served_name(context, name)
+    context.check_model(name)
     return describe(context)
 
 
@@ -508,7 +487,7 @@ async def post_pull(http: HttpRequest, body: PullRequest) -> Any:
     if name is None:
         raise RequestError("model is missing", field="model")
     try:
-        served_name(context, name)
+        context.check_model(name)
     except ModelNotServed as error:
         raise ModelNotServed(f"{error}; download models with `snugvl pull`") from None
     return Pulled()  # one line, streamed or not
@@ -518,19 +497,6 @@ async def post_pull(http: HttpRequest, body: PullRequest) -> Any:
 async def get_version() -> Any:
     """The version of Ollama whose protocol this is, for clients that ask for one that is new enough."""
     return Version(version=PROTOCOL)
-
-
-def _refusal(path: str, instead: str) -> Callable[[], Awaitable[None]]:
-    """A route that says what to do instead."""
-
-    async def refuse() -> None:
-        raise RequestError(f"/api/{path} is not supported by snugvl: {instead}")
-
-    return refuse
-
-
-for _method, _path, _instead in ELSEWHERE:
-    router.add_api_route(f"/{_path}", _refusal(_path, _instead), methods=[_method], include_in_schema=False)
 
 
 def _load_answer(body: Generating, name: str, shape: Shape, notes: RequestNotes) -> AnswerLine:

@@ -147,7 +147,7 @@ async def _request(body: ChatCompletionRequest, media: RequestMedia) -> Request:
     Raises:
         RequestError, ImageError: with the path of the field to blame.
     """
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", field="top_logprobs")
     tools = chat_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, media.notes)
     form, field = form_of(body.response_format, body.structured_outputs, body.guided(), media.notes)

@@ -228,6 +228,18 @@ class TextPart(RequestPart):
     text: str
 
 
+class RefusalPart(RequestPart):
+    """Words with which a model declined to answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The words: to a model they are text."""
+        return self.refusal
+
+
 class ImageUrl(RequestPart):
     """A data URL, a public http(s) URL, or `attachment:NAME` for a file of the same upload."""
 
@@ -274,10 +286,12 @@ UserPart = Annotated[TextPart | ImagePart | VideoUrlPart | VideoFramesPart, Fiel
 
 # No part at all is no text: Zed writes the answer of a tool so that said nothing.
 TextContent = StringOrArray[Annotated[list[TextPart], Field(max_length=MAX_PARTS)]]
+WrittenPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+WrittenContent = StringOrArray[Annotated[list[WrittenPart], Field(max_length=MAX_PARTS)]]
 UserContent = StringOrArray[Annotated[list[UserPart], Field(max_length=MAX_PARTS)]]
 
 
-def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:
+def texts_of(content: str | Sequence[TextPart | RefusalPart] | None) -> tuple[Part, ...]:
     """Content that is text only."""
     return () if content is None or content == "" else parts_of(content, {}, "")
 
@@ -363,7 +377,8 @@ class AssistantMessage(RequestPart):
     unsupported: ClassVar[UnsupportedFields] = WRITTEN
 
     role: Literal["assistant"]
-    content: TextContent | None = None
+    content: WrittenContent | None = None
+    refusal: str | None = Field(None, description="with which it declined; read where there is no content")
     tool_calls: Annotated[list[AssistantCall], Field(max_length=MAX_CALLS)] | None = None
     reasoning_content: Any = Field(None, description="what it thought before; text, as answers have it")
     reasoning: Any = Field(None, description="another name of reasoning_content")
@@ -426,9 +441,5 @@ def _assistant(message: AssistantMessage, field: str, notes: RequestNotes) -> Me
         for index, call in enumerate(message.tool_calls or ())
         for place in [f"{field}.tool_calls[{index}].function.arguments"]
     )
-    if message.content is None and not calls and not message.thought:
-        raise RequestError(
-            f"{field}: an assistant message has content, tool_calls or both; this one has neither",
-            field=f"{field}.content",
-        )
-    return Message("assistant", texts_of(message.content), calls, reasoning=message.thought)
+    written = message.content or message.refusal
+    return Message("assistant", texts_of(written), calls, reasoning=message.thought)

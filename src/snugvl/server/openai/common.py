@@ -21,7 +21,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server import forms
 from snugvl.server.fields import WHOLE, Body, Part, at_most
-from snugvl.server.forms import MinP, Penalty, RepetitionPenalty, Stop, Temperature, TopP, stops_of
+from snugvl.server.forms import MinP, Penalty, RepetitionPenalty, Stop, Temperature, TopK, TopP, stops_of
 from snugvl.server.generation import AnswerUsage
 from snugvl.server.streaming import Event, compact, events_document
 from snugvl.version import __version__
@@ -108,7 +108,7 @@ class SamplingFields(Body):
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), WHOLE] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, description="0 and -1 are off"), WHOLE] | None = None
+    top_k: TopK | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
     no_repeat_ngram_size: NgramSize | None = None
@@ -129,7 +129,7 @@ def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int
     return forms.sampling_of(
         fields,
         *("temperature", "top_p", "n", "presence_penalty", "frequency_penalty", "min_p"),
-        *("repetition_penalty", "ignore_eos", "seed"),
+        *("repetition_penalty", "ignore_eos", "seed", "top_k"),
         max_tokens=max_tokens,
         logprobs=logprobs,
         no_repeat_ngram_size=next((size for size in sizes if size is not None), None),
@@ -137,7 +137,6 @@ def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int
         special=fields.skip_special_tokens is False,
         stop=stops_of(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
-        top_k=max(fields.top_k or 0, 0),
         logit_bias={int(token): bias for token, bias in (fields.logit_bias or {}).items()},
     )
 
@@ -452,6 +451,13 @@ class OutputTokens(_Closed):
     """Kinds of tokens of the output."""
 
     reasoning_tokens: int
+
+
+class InputTokenCount(_Closed):
+    """Tokens of a response's prompt, pictures included."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class ResponseUsage(_Closed):

@@ -14,11 +14,19 @@ from snugvl.server.body import UploadRoute, attachments_of, multipart_document
 from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
 from snugvl.server.forms import either, sampling_of
-from snugvl.server.generation import AnswerBlock, AnswerEvent, GeneratedAnswer, ReasoningPiece, read_answer
+from snugvl.server.generation import (
+    AnswerBlock,
+    AnswerEvent,
+    GeneratedAnswer,
+    ReasoningPiece,
+    read_answer,
+    tokens_of,
+)
 from snugvl.server.media.loading import RequestMedia
 from snugvl.server.metrics import record_of
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
+    InputTokenCount,
     ResponseAnswer,
     effort_of,
     json_answer,
@@ -28,9 +36,11 @@ from snugvl.server.openai.common import (
     token_logprobs,
 )
 from snugvl.server.openai.responses_request import (
+    ENCRYPTED,
     LOGPROBS,
     VENDOR,
     Called,
+    CountInputRequest,
     ResponseRequest,
     called_names,
     conversation_of,
@@ -67,14 +77,32 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
         return json_answer(await written.whole())
 
 
+@router.post("/v1/responses/input_tokens", openapi_extra=multipart_document(CountInputRequest))
+async def count_input_tokens(body: CountInputRequest, http: HttpRequest) -> InputTokenCount:
+    """Count the tokens of a response's prompt, without an answer."""
+    context = context_of(http)
+    context.check_model(body.model)
+    if body.input is None and not body.instructions:
+        raise RequestError("there is nothing to count; send input, or instructions", field="input")
+    media = context.media_to_count(record_of(http.scope), attachments=attachments_of(http))
+    with rename_fields(NAMES):
+        tools = body.tool_use(media.notes)
+        messages = await conversation_of(body.input, body.instructions, media)
+        media.check_all_used()
+        return InputTokenCount(input_tokens=len((await tokens_of(context, messages, tools)).ids))
+
+
 async def _request(body: ResponseRequest, media: RequestMedia) -> Request:
     """The request for the engine.
 
     Raises:
         RequestError, ImageError: with the path of the field to blame.
     """
-    if body.top_logprobs is not None and not body.wants_logprobs:
+    if body.top_logprobs and not body.wants_logprobs:
         raise RequestError(f"top_logprobs needs {LOGPROBS!r} in include", field="top_logprobs")
+    for name in body.include or ():
+        if name not in (LOGPROBS, ENCRYPTED):
+            media.notes.warn(f"ignored include: nothing here has {name}")
     grammar, tools = either(body.grammar(media.notes), body.tool_use(media.notes), "text.format")
     logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
     names = ("temperature", "top_p", "ignore_eos")

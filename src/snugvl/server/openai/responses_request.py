@@ -45,6 +45,7 @@ from snugvl.server.openai.chat_request import (
     Found,
     JsonObjectFormat,
     NamedSchema,
+    RefusalPart,
     TextFormat,
     parts_of,
 )
@@ -55,6 +56,7 @@ from snugvl.server.unsupported import (
     ITEM,
     RESPONSE_TOOL,
     RESPONSES,
+    RESPONSES_PROMPT,
     TEXT_FORM,
     UnsupportedFields,
 )
@@ -63,6 +65,8 @@ VENDOR: Final = re.compile(
     r"(web_search|file_search|computer|code_interpreter|image_generation|local_shell|shell|mcp|apply_patch"
     r"|tool_search)([_-].*)?"
 )
+VENDORS_ITEMS: Final = ("_call", "_output", "_tools", "_request", "_response")  # ends of their types
+VENDORS, WRITTEN = "(vendor's)", "(assistant's)"  # tags that are no types: errors don't list them
 PLAIN: Final = "functions"  # the namespace of tools that are in none
 LONGEST: Final = 64  # characters of a function's name
 INPUT: Final = "input"  # the argument of a free-form tool
@@ -120,15 +124,15 @@ class VendorTool(RequestPart):
 
 def _kind(tool: object) -> object:
     """The tag of a tool, be it JSON or one of these classes, which are told apart when they are written."""
-    kind = tool.get("type", "function") if isinstance(tool, dict) else getattr(tool, "type", "function")
-    return "vendor" if isinstance(kind, str) and VENDOR.fullmatch(kind) else kind
+    kind = (tool.get("type") or "function") if isinstance(tool, dict) else getattr(tool, "type", "function")
+    return VENDORS if isinstance(kind, str) and VENDOR.fullmatch(kind) else kind
 
 
 ResponseTool = Annotated[
     Annotated[FunctionTool, Tag("function")]
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[NamespaceTool, Tag("namespace")]
-    | Annotated[VendorTool, Tag("vendor")],
+    | Annotated[VendorTool, Tag(VENDORS)],
     Discriminator(_kind),
 ]
 
@@ -306,7 +310,7 @@ class OutputText(RequestPart):
 
 
 InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
-WrittenPart = Annotated[InputText | OutputText, Field(discriminator="type")]
+WrittenPart = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]
 
 
 class MessageItem(RequestPart):
@@ -396,10 +400,10 @@ def type_of_item(item: object) -> object:
     """The tag of an item; messages may leave their type out."""
     if not isinstance(item, dict):
         return "message"
-    kind = item.get("type", "message")
-    if isinstance(kind, str) and kind.endswith(("_call", "_output", "_tools")) and VENDOR.fullmatch(kind):
-        return "vendor"
-    return "assistant" if kind == "message" and item.get("role") == "assistant" else kind
+    kind = item.get("type") or "message"
+    if isinstance(kind, str) and kind.endswith(VENDORS_ITEMS) and VENDOR.fullmatch(kind):
+        return VENDORS
+    return WRITTEN if kind == "message" and item.get("role") == "assistant" else kind
 
 
 def refuse_reference(item: object) -> object:
@@ -414,13 +418,13 @@ def refuse_reference(item: object) -> object:
 
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
-    | Annotated[WrittenMessage, Tag("assistant")]
+    | Annotated[WrittenMessage, Tag(WRITTEN)]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")]
     | Annotated[FunctionCallOutput, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[VendorItem, Tag("vendor")],
+    | Annotated[VendorItem, Tag(VENDORS)],
     Discriminator(type_of_item),
     BeforeValidator(refuse_reference),
 ]
@@ -428,7 +432,7 @@ Input = StringOrArray[Annotated[list[Item], Field(min_length=1, max_length=MAX_M
 
 
 async def conversation_of(
-    input_items: str | list[Item], instructions: str | None, media: RequestMedia
+    input_items: str | list[Item] | None, instructions: str | None, media: RequestMedia
 ) -> tuple[Message, ...]:
     """The conversation, its pictures fetched at once.
 
@@ -438,10 +442,11 @@ async def conversation_of(
     messages = [Message("system", (Text(instructions),))] if instructions else []
     if isinstance(input_items, str):
         return (*messages, Message("user", (Text(input_items),)))
-    found = await media.load(await _pictures(input_items))
+    items = input_items or []
+    found = await media.load(await _pictures(items))
     calls: list[ToolCall] = []  # of the last message, which several items may make
     thought = ""  # before the assistant's next item
-    async for index, item in in_turns(enumerate(input_items)):
+    async for index, item in in_turns(enumerate(items)):
         if isinstance(item, VendorItem):
             media.notes.warn(f"left out input[{index}]: no server but its vendor's runs {item.type}")
         if isinstance(item, ReasoningItem):
@@ -500,7 +505,8 @@ def _message(item: Item, found: Mapping[str, Found], field: str, notes: RequestN
     raise AssertionError("no other item passes the schema")
 
 
-LOGPROBS = "message.output_text.logprobs"
+LOGPROBS: Final = "message.output_text.logprobs"
+ENCRYPTED: Final = "reasoning.encrypted_content"  # which there is none of: reasoning comes as it is
 
 
 class PlainFormat(TextFormat):
@@ -549,12 +555,11 @@ class ResponseStreamOptions(RequestPart):
     place: ClassVar[str] = "stream_options."
 
 
-class ResponseRequest(Body):
-    """A response to make. Nothing is stored: `store` is false here by default."""
+class ResponsePrompt(Body):
+    """Instructions, tools and the form of a response: what its prompt is made of, beside its input."""
 
-    unsupported: ClassVar[UnsupportedFields] = RESPONSES
+    unsupported: ClassVar[UnsupportedFields] = RESPONSES_PROMPT
 
-    input: Input
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
     instructions: str | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -562,13 +567,46 @@ class ResponseRequest(Body):
     parallel_tool_calls: bool | None = None
     text: TextForm | None = None
     reasoning: ReasoningOptions | None = None
+
+    def tool_use(self, notes: RequestNotes) -> ToolUse | None:
+        """The tool use for the engine.
+
+        Raises:
+            RequestError: tools and choice don't fit.
+        """
+        return response_tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls, notes)
+
+
+class CountInputRequest(ResponsePrompt):
+    """The prompt of a response, to count. Without input its instructions alone are counted."""
+
+    input: Input | None = None
+
+
+class ResponseRequest(ResponsePrompt):
+    """A response to make. Nothing is stored: `store` is false here by default."""
+
+    unsupported: ClassVar[UnsupportedFields] = RESPONSES
+
+    input: Input
     max_output_tokens: MaxTokens = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_logprobs: TopLogprobs | None = None
     include: (
         Annotated[
-            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            list[
+                Literal[
+                    "message.output_text.logprobs",
+                    "reasoning.encrypted_content",
+                    "message.input_image.image_url",
+                    "web_search_call.results",
+                    "web_search_call.action.sources",
+                    "file_search_call.results",
+                    "code_interpreter_call.outputs",
+                    "computer_call_output.output.image_url",
+                ]
+            ],
             Field(max_length=16, fail_fast=True),
         ]
         | None
@@ -589,14 +627,6 @@ class ResponseRequest(Body):
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens come with their log-probabilities."""
         return LOGPROBS in (self.include or ())
-
-    def tool_use(self, notes: RequestNotes) -> ToolUse | None:
-        """The tool use for the engine.
-
-        Raises:
-            RequestError: tools and choice don't fit.
-        """
-        return response_tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls, notes)
 
     def grammar(self, notes: RequestNotes) -> Grammar | None:
         """The grammar of the answer; None for plain text."""

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.fields import Body
+from snugvl.server.fields import WHOLE, Body
 from snugvl.server.forms import MAX_TOOLS
 from snugvl.server.generation import tokens_of
 from snugvl.server.metrics import record_of
@@ -43,7 +43,7 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: Annotated[
-        list[Annotated[int, Field(ge=0, lt=2**31, strict=True)]],
+        list[Annotated[int, Field(ge=0, lt=2**31), WHOLE]],
         Field(max_length=MAX_IDS, fail_fast=True),
     ]
 
