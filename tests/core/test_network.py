@@ -4,11 +4,13 @@ import asyncio
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from snugvl import AsyncClient, Client
 from snugvl.checkpoint.hub import HubUnreachable
 from snugvl.checkpoint.read import facts_of
+from snugvl.client import connection
 from snugvl.core.network import settle_network
 from snugvl.errors import InputError
 from snugvl.server.settings import ServerSettings
@@ -65,6 +67,7 @@ def test_a_proxy_that_can_not_be_used_is_named_without_its_password(
 def test_exceptions_that_can_not_be_understood_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://h:1")
     monkeypatch.setenv("NO_PROXY", "[::1]:80")
+    monkeypatch.setattr(connection, "httpx", httpx)  # openai 2's; httpx2 takes anything
     with pytest.raises(InputError, match="NO_PROXY can't be understood"):
         Client(FAR)
 
