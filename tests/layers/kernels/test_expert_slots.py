@@ -84,10 +84,10 @@ def check(layer: LayerSlots) -> None:
 
 STEPS = st.lists(
     st.lists(
-        st.lists(st.integers(0, COUNT - 1), min_size=USED, max_size=USED, unique=True), min_size=1, max_size=5
+        st.lists(st.integers(0, COUNT - 1), min_size=USED, max_size=USED, unique=True), min_size=1, max_size=4
     ),
     min_size=1,
-    max_size=7,
+    max_size=5,
 )
 
 
