@@ -1,5 +1,6 @@
 """A whole measurement of a scripted server."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 from fastapi.responses import Response
 
-from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings
+from snugvl.bench import measure
+from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings, free_port
 from snugvl.bench.report import BenchmarkReport, report
 from snugvl.bench.result import BenchmarkResult, load, to_json
 from snugvl.bench.workload import Workload
@@ -307,3 +309,16 @@ def test_what_a_model_never_learned_is_no_news_about_random_pictures(
         assert not recwarn.list
     with pytest.warns(SnugvlWarning, match="ignored top_k"):
         measured(warned("ignored top_k"))
+
+
+def test_a_servers_port_is_free_and_below_those_that_anybody_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    assert 20_000 <= port < 32_768
+    with socket.create_server(("127.0.0.1", port)):
+        monkeypatch.setattr(measure.random, "sample", lambda *_: [port, port + 1])
+        assert free_port() == port + 1
+        monkeypatch.setattr(measure.random, "sample", lambda *_: [port])
+        with pytest.raises(EngineError, match="none of 100 ports"):
+            free_port()
