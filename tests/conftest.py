@@ -132,6 +132,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         wrong = {name: sorted(left) for name, left in _left.items() if left}
         assert not wrong, f"no such cases: {wrong}"
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)  # cycles that the tests leave are small, and seven hundred soon made
     gc.enable()
     # At the exit it is all let go of, but not before pytest's last look for garbage, which looks five times.
     atexit.register(gc.unfreeze)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.docs.test_readme import ROOT
 
 IDLE_S = 1.0
-BUSY = f"end = time.process_time() + {3 * IDLE_S}\nwhile time.process_time() < end: pass"
+BUSY = f"end = time.process_time() + {2 * IDLE_S}\nwhile time.process_time() < end: pass"
 HANG = {
     "thread": "threading.Event().wait(3000)",
     "loop": "asyncio.run(until_async(lambda: False, 3000))",

@@ -411,7 +411,7 @@ def test_a_restart_that_fails_is_tried_again_until_it_works(side: Any, nothing_i
 def test_deaths_after_a_good_while_are_not_in_a_row(side: Any) -> None:
     async def test() -> None:
         async with started(side.make("echo", replace(QUICK, settle_s=0.0))) as service:
-            for lives in range(4):
+            for lives in range(3):
                 await back(service, lives)
                 os.kill(side.engine(service), signal.SIGKILL)
                 await until(lambda: not service.health.ready)

@@ -89,6 +89,7 @@ def oracle(model: Any, prompt: PreparedPrompt, processor: Processor) -> list[int
 
 
 @pytest.mark.parametrize("name", list(conversations()))
+@pytest.mark.sample("one image", "three images", "a video")
 def test_greedy_tokens_alone(
     name: str, network: Qwen25VL, prompts: dict[str, PreparedPrompt], expected: dict[str, list[int]]
 ) -> None:

@@ -1,5 +1,6 @@
 """A whole measurement of a scripted server."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import pytest
 from fastapi.responses import Response
 
-from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings
+from snugvl.bench import measure
+from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings, free_port
 from snugvl.bench.report import BenchmarkReport, report
 from snugvl.bench.result import BenchmarkResult, load, to_json
 from snugvl.bench.workload import Workload
 from snugvl.errors import (
+    EngineError,
     EngineUnavailable,
     InputError,
     ModelNotServed,
@@ -307,3 +310,16 @@ def test_what_a_model_never_learned_is_no_news_about_random_pictures(
         assert not recwarn.list
     with pytest.warns(SnugvlWarning, match="ignored top_k"):
         measured(warned("ignored top_k"))
+
+
+def test_a_servers_port_is_free_and_nobody_is_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systems give away those from 32,768 on, or from 49,152."""
+    port = free_port()
+    other = next(each for each in iter(free_port, None) if each != port)
+    assert all(20_000 <= each < 32_768 for each in (port, other))
+    with socket.create_server(("127.0.0.1", port)):
+        monkeypatch.setattr(measure.random, "sample", lambda *_: [port, other])
+        assert free_port() == other
+        monkeypatch.setattr(measure.random, "sample", lambda *_: [port])
+        with pytest.raises(EngineError, match="none of 100 ports"):
+            free_port()

@@ -116,6 +116,10 @@ LOADING = [
 
 @pytest.mark.parametrize("command", LOADING)
 @pytest.mark.parametrize("value", ["nonsense", "cuda:x", "cuda:", "CPU", "mps", "cuda:-1", ""])
+@pytest.mark.sample(
+    *(f"nonsense-{command}" for command in LOADING),
+    *(f"{value}-caption" for value in ("cuda:x", "cuda:", "CPU", "mps", "cuda:-1", "")),
+)
 def test_a_device_that_is_none_is_a_usage_error_wherever_a_device_is_said(
     snugvl: Run, pictures: Path, backend: FakeBackend, tmp_path: Path, command: str, value: str
 ) -> None:

@@ -111,7 +111,7 @@ def forty(path: Path) -> list[str]:
 
 
 def test_eight_threads_draw_every_page_every_time(tmp_path: Path) -> None:
-    """A hundred times, in a process of its own, which what PDFium does to one thread's pages may end."""
+    """Forty times, in a process of its own, which what PDFium does to one thread's pages may end."""
     names = forty(tmp_path / "forty.pdf")
     code = f"""
 import subprocess
@@ -122,7 +122,7 @@ from snugvl.inputs import pdf
 pdf.LONGER_SIDE = 60
 names = pdf.pages({str(tmp_path / "forty.pdf")!r})
 with ThreadPoolExecutor(8) as pool:
-    for _ in range(100):
+    for _ in range(40):
         for number, picture in enumerate(pool.map(pdf.page, names)):
             colour = picture.image.getpixel((30, 20))
             wanted = (6 * number, 255 - 6 * number, 40)

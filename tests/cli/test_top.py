@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from snugvl import Client
+from snugvl.bench.measure import free_port
 from snugvl.cli import top
 from snugvl.cli.top import DEFAULT_SERVER, ServerWatch, Throughput, View, first_tokens
 from snugvl.client import DEFAULT_URL, Memory
@@ -249,16 +250,18 @@ def test_the_first_token_of_a_real_request_is_seen(scripted: str) -> None:
 
 
 def test_a_server_that_goes_and_comes_back(engine: ScriptedEngine) -> None:
-    with live(engine) as base, Client(base) as client:
+    with live(engine) as there, Client(there) as client:
         said = json.dumps(client.get("/memory")).encode()
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
     with Client(base, timeout=PATIENCE_S, max_retries=0) as client:
         watch = ServerWatch(client, base)
-        with listening(int(base.rpartition(":")[2])) as server:
+        with listening(port) as server:
             server.says(200, said)
             server.says(200, b"", Content_Type="text/plain")
             assert watch.look_again().trouble is None
         gone = watch.look_again()
-        with listening(int(base.rpartition(":")[2])) as server:
+        with listening(port) as server:
             server.says(200, said)
             server.says(200, b"", Content_Type="text/plain")
             assert watch.look_again() == View(base, gone.memory)

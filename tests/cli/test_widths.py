@@ -161,6 +161,7 @@ def test_top(width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("command", ["", "serve", "caption", "plan", "bench", "config"])
+@pytest.mark.sample("-60", "-80", "-120", "serve-60", "caption-60", "plan-80", "bench-60", "config-120")
 def test_help(width: int, command: str, monkeypatch: pytest.MonkeyPatch, snugvl: Run) -> None:
     texts = []
     for columns in (width, 100):

@@ -1,7 +1,6 @@
 """Servers to talk to: pocket, a scripted engine, and answers byte by byte."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,6 +138,6 @@ def listening(port: int = 0) -> Iterator[RawServer]:
 @pytest.fixture
 def unused_url() -> str:
     """An address where nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+    from snugvl.bench.measure import free_port  # which imports the SDK of OpenAI
+
+    return f"http://127.0.0.1:{free_port()}"

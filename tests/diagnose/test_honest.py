@@ -216,6 +216,7 @@ OUT = "OutOfMemoryError: {} out of memory. Tried to allocate 8.00 GiB. GPU 0 has
 
 
 @pytest.mark.parametrize("maker", ["CUDA", "HIP", "XPU", "NPU", "MUSA"])
+@pytest.mark.sample("CUDA", "HIP", "MUSA")
 def test_out_of_memory_is_known_in_any_makers_words(maker: str) -> None:
     for name in ("torch.", "torch.cuda.", ""):
         found = explain(name + OUT.format(maker))

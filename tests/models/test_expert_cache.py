@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.engine import Engine
@@ -32,6 +32,7 @@ from snugvl.models.expert_cache import (
 )
 from snugvl.models.loader import Storage, device_bytes, load_model, tensor_bytes
 from tests import mixtures
+from tests.draws import draws
 from tests.engine.toy import run, tokens
 from tests.mixtures import COUNT, FAMILIES, USED, Options
 from tests.models.forward import logits
@@ -134,6 +135,7 @@ def test_answers_are_the_same_with_no_slots_some_and_all(family: str, made: Any)
 
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
+@pytest.mark.sample("page-locked-int4", "page-locked-fp8", "pageable-int8")
 def test_formats_with_scales_bring_them(weights: FormatName, made: Any) -> None:
     fp8 = weights == "fp8"
     folder = made(Options(hidden=128, width=128, form="apart" if fp8 else "whole", fp8=fp8))
@@ -179,7 +181,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     STEPS, st.integers(0, 8), st.booleans(), st.booleans(), st.sampled_from([1, 2, 3, 16]),
     st.sampled_from([None, 1, 3]),

@@ -156,6 +156,7 @@ def test_turned_fp8_blocks_are_turned_with_their_scales(made: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq", "compressed"])
+@pytest.mark.sample("gptq", "awq")
 def test_experts_of_four_bits_as_published_are_read(form: str, made: Any, tmp_path: Path) -> None:
     """Each expert by itself; what `dynamic` leaves out, attention and shared experts, is as wide as ever."""
     packed = {

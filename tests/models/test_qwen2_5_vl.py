@@ -142,6 +142,7 @@ def real(text_width: int) -> VisionConfig:
         ((12, 20, 20), torch.float32),
     ],
 )
+@pytest.mark.sample("grid1-dtype1", "grid3-dtype3")
 def test_the_workspace_is_what_the_docstring_says(dtype: torch.dtype, grid: GridTHW) -> None:
     h, i, out = 1280, 3420, 2048
     with torch.device("meta"):

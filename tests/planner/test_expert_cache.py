@@ -77,6 +77,7 @@ def check(model: Any, ours: Any, settings: Settings) -> None:
 
 @pytest.mark.parametrize("weights", ["bf16", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("slots", [0, 17, 128])
+@pytest.mark.sample("0-bf16", "17-bf16", "17-fp8", "17-int8", "17-int4", "128-int4")
 def test_published_weights_are_planned_to_the_byte(weights: Any, slots: int) -> None:
     ours = network(published())
     loader.choose_formats(ours, loader.Storage(weights), Fp8Blocks(128, 128))

@@ -310,6 +310,7 @@ def test_a_card_that_llama_cpp_alone_uses_is_told_of_one_file_once() -> None:
 
 @pytest.mark.parametrize("model", [Q4, "Qwen/Qwen3.6-35B-A3B"])
 @pytest.mark.parametrize("system", ["linux", "wsl2"])
+@pytest.mark.sample(f"linux-{Q4}", "wsl2-Qwen/Qwen3.6-35B-A3B")
 def test_short_host_memory_is_refused_with_the_way_out(model: str, system: str) -> None:
     machine = describe("rtx-5060", os=system, held="951MiB", ram="26GiB" if system == "wsl2" else "12GiB")
     plan = named(model, machine)

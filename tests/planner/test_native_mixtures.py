@@ -78,6 +78,16 @@ def test_published_weights_are_planned_to_the_byte(weights: Any) -> None:
 @pytest.mark.parametrize("family", mixtures.FAMILIES)
 @pytest.mark.parametrize("form", ["whole", "turned", "apart"])
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
+@pytest.mark.sample(
+    *(
+        f"{weights}-{form}-qwen3_5_moe"
+        for weights, form in (("bf16", "whole"), ("int8", "turned"), ("int4", "apart"))
+    ),
+    *(
+        f"{weights}-{form}-qwen3_vl_moe"
+        for weights, form in (("bf16", "apart"), ("int8", "whole"), ("int4", "turned"))
+    ),
+)
 def test_weights_of_any_form_are_planned_to_the_byte(
     family: str, form: Any, weights: Any, folder: Callable[[Options], Path]
 ) -> None:

@@ -20,11 +20,19 @@ MODEL = "Qwen/Qwen3-VL-4B-Instruct-FP8"
 CARD = ("--gpu", "rtx-5060", "--os", "wsl2", "--held", "951MiB", "--offline")
 
 
-@pytest.fixture
-def saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    path = tmp_path / "plans" / "plan.json"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What `snugvl plan --save` writes."""
+    path = tmp_path_factory.mktemp("plan") / "plans" / "plan.json"
     assert run(["plan", MODEL, *CARD, "--for", "documents", "--save", str(path)]) == 0
-    capsys.readouterr()
+    return path.read_bytes()
+
+
+@pytest.fixture
+def saved(written: bytes, tmp_path: Path) -> Path:
+    """A saved plan as a file that the test may change."""
+    path = tmp_path / "plan.json"
+    path.write_bytes(written)
     return path
 
 

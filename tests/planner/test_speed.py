@@ -98,6 +98,10 @@ def test_a_card_that_nobody_has_measured_has_the_wider_range_and_says_so() -> No
 
 @pytest.mark.parametrize("card", ["rtx-5060", "rtx-3060", "rtx-2060", "rtx-4090", "h200", "l4", "t4", "a100"])
 @pytest.mark.parametrize("weights", ["bf16", "fp8", "int8", "int6", "int5", "int4"])
+@pytest.mark.sample(
+    *(f"{weights}-rtx-5060" for weights in ("bf16", "fp8", "int8", "int6", "int5", "int4")),
+    *(f"int4-{card}" for card in ("rtx-3060", "rtx-2060", "rtx-4090", "h200", "l4", "t4", "a100")),
+)
 def test_the_middle_lies_in_the_range_and_below_what_memory_allows(card: str, weights: str) -> None:
     model = f"{VL_4B}-FP8" if weights == "fp8" else VL_4B
     gpu = describe(card).gpus[0]

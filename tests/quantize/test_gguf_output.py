@@ -146,7 +146,7 @@ def test_columns_in_another_order_are_rounded_as_neighbours_there() -> None:
     assert torch.equal(made.values()[:, order], there.values())
 
 
-# Families of the same orders of rows; `eight_bits` below has each.
+# Families of the same orders of rows; `eight_bits` below has more.
 @pytest.mark.parametrize("name", [*MODELS, "qwen3vl", "qwen35"])
 @pytest.mark.sample("qwen3vl", "qwen35")
 def test_our_engine_reads_what_was_rounded(
@@ -190,6 +190,7 @@ def test_our_engine_reads_what_was_rounded(
 
 
 @pytest.mark.parametrize("name", [*MODELS, "qwen3vl", "qwen35"])
+@pytest.mark.sample("llama", "qwen2", "qwen3vl", "qwen35")  # qwen3vl has the decoder of qwen3
 def test_in_eight_bits_it_computes_what_the_checkpoint_does(quantize: Run, tmp_path: Path, name: str) -> None:
     """Norms, orders of heads, the tower and all else beside the matrices are where they belong."""
     wide, out = source(tmp_path / "made", name), tmp_path / "out"

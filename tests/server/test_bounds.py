@@ -5,8 +5,10 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from select import select
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +29,7 @@ from snugvl.server.media.loading import MediaLoader
 from snugvl.server.receiving import SMALL_BYTES, BodyBudget
 from snugvl.server.settings import ServerSettings
 from tests.draws import draws
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.server.fake import CAPABILITIES, FakeService, FakeStream
 from tests.server.live import live
 from tests.server.raw import connect, head, read_all
@@ -58,17 +60,23 @@ class Stubborn(FakeService):
 
 
 def test_the_deadline_holds_while_a_prompt_is_prepared() -> None:
-    service = Stubborn()
-    with live(service, ServerSettings(deadline_s=0.3, max_concurrent=1)) as base:
-        answer = httpx.post(base + "/v1/chat/completions", json=CHAT, timeout=LONG_S)
-        assert answer.status_code == 504
-        assert answer.json()["error"]["code"] == "deadline_exceeded"
-        assert service.preparing == 1
-        # The work goes on, so its place is taken.
-        assert httpx.post(base + "/v1/chat/completions", json=CHAT, timeout=LONG_S).status_code == 429
-        service.go.set()
-        until(lambda: not service.preparing)
-        until(lambda: httpx.post(base + "/v1/chat/completions", json=CHAT, timeout=LONG_S).status_code == 200)
+    for deadline_s in (0.3, 3.0, 30.0):  # a busy machine may need more than the first until it is prepared
+        service = Stubborn()
+        with live(service, ServerSettings(deadline_s=deadline_s, max_concurrent=1)) as base:
+            answer = httpx.post(base + "/v1/chat/completions", json=CHAT, timeout=LONG_S)
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] == "deadline_exceeded"
+            if not service.preparing:
+                continue
+            # The work goes on, so its place is taken.
+            assert httpx.post(base + "/v1/chat/completions", json=CHAT, timeout=LONG_S).status_code == 429
+            service.go.set()
+            while service.preparing:
+                time.sleep(0.01)
+            while httpx.post(base + "/v1/chat/completions", json=CHAT, timeout=LONG_S).status_code != 200:
+                pass
+            return
+    raise AssertionError("the prompt was never prepared")
 
 
 def test_whoever_left_keeps_the_place_until_the_work_has_ended() -> None:
@@ -106,8 +114,7 @@ def test_too_many_large_bodies_at_once_are_refused_and_room_comes_back() -> None
     size = 3 * SMALL_BYTES
     with live(FakeService(), ServerSettings(max_body_bytes=size)) as base:
         links = [connect(base, head(size) + b" " * (size - 1)) for _ in range(3)]
-        refused = [link for link in links if _answered(link)]
-        assert len(refused) == 1, "two of the largest are held at once"
+        assert refused(links) == 1, "two of the largest are held at once"
         for link in links:
             link.close()
         text = json.dumps({"prompt": "x" * (size - 100)})
@@ -119,8 +126,7 @@ def test_a_large_body_has_room_for_all_of_it_or_is_refused_while_little_came() -
     with live(FakeService(), ServerSettings(max_body_bytes=size)) as base:
         little = head(size) + b" " * (SMALL_BYTES + 1)
         links = [connect(base, little) for _ in range(3)]
-        refused = [link for link in links if _answered(link)]
-        assert len(refused) == 1, "the third would have no room"
+        assert refused(links) == 1, "the third would have no room"
         for link in links:
             link.close()
 
@@ -156,12 +162,11 @@ def test_the_parser_is_fed_in_small_pieces_but_for_what_is_sure_to_be_body(
 JSON = {"content-type": "application/json"}
 
 
-def _answered(link: object) -> bool:
-    link.settimeout(1.0)  # type: ignore[attr-defined]
-    try:
-        return bytes(link.recv(12)).endswith(b"429")  # type: ignore[attr-defined]
-    except TimeoutError:
-        return False
+def refused(links: Sequence[socket.socket]) -> int:
+    """How many of several requests are refused: one has to be, others within a moment."""
+    assert select(links, (), (), PATIENCE_S)[0]
+    time.sleep(0.3)
+    return sum(link.recv(12).endswith(b"429") for link in select(links, (), (), 0)[0])
 
 
 @pytest.mark.parametrize(

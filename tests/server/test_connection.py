@@ -168,7 +168,6 @@ def test_offers_behind_one_another_and_a_tunnel(hostile: str) -> None:
 
 def test_one_connection_leaves_time_for_others(hostile: str) -> None:
     with connect(hostile, GET * 1400) as link:
-        link.settimeout(10)
         assert httpx.get(f"{hostile}/health").status_code == 200
         assert link.recv(1)
     assert httpx.post(hostile + CHAT, json={"messages": HI}).status_code == 200

@@ -17,8 +17,8 @@ from snugvl.inputs.trials import PROCESSES
 from tests.patience import PATIENCE_S
 
 BENCHMARKS = str(Path(__file__).parent.parent.parent / "benchmarks")
-CLIENTS = 60
-LIMIT = 64  # of requests at once
+CLIENTS = 40
+LIMIT = 40  # of requests at once
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE_S)]
 

@@ -6,6 +6,7 @@ do: a snugvl server's ledger, and the driver's count of the GPUs here. What was 
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -38,7 +39,14 @@ from snugvl.client.answers import memory as read_memory
 from snugvl.client.answers import understood
 from snugvl.client.connection import address_of, reads_environment
 from snugvl.core.ledger import Ledger
-from snugvl.errors import CheckpointError, DoesNotFit, EngineUnavailable, InputError, SnugvlError
+from snugvl.errors import (
+    CheckpointError,
+    DoesNotFit,
+    EngineError,
+    EngineUnavailable,
+    InputError,
+    SnugvlError,
+)
 from snugvl.hardware.nvml import started
 from snugvl.version import __version__
 
@@ -51,9 +59,14 @@ Tell = Callable[[str], None]
 
 
 def free_port() -> int:
-    """A free port of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port of this machine that nobody listens on.
+
+    It is below those that systems give to programs that ask for any: none gets it before it is used.
+    """
+    for port in random.sample(range(20_000, 32_768), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise EngineError("none of 100 ports between 20,000 and 32,767 is free")
 
 
 class ServerProcess:

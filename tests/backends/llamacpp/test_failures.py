@@ -15,6 +15,7 @@ from snugvl.backends.llamacpp import settings
 from snugvl.backends.llamacpp.service import LlamacppEngine
 from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.backends.supervisor import Supervision
+from snugvl.bench.measure import free_port
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
@@ -22,7 +23,7 @@ from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, RequestError
 from tests.backends.children import QUICK, processes, started
 from tests.backends.contract.engines import read
-from tests.backends.vllm.helpers import GARBAGE, free_port, listening
+from tests.backends.vllm.helpers import GARBAGE, listening
 from tests.backends.vllm.real.install import missing
 from tests.backends.waiting import ready
 from tests.patience import until_async as until

@@ -30,6 +30,7 @@ from snugvl.layers import replaced
 from snugvl.models.loader import Storage
 from tests.engine.check_jobs import tiny_job
 from tests.engine.toy import engine
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("triton")
 ROOT = Path(__file__).parents[3]
@@ -368,5 +369,5 @@ def test_the_process_ends_with_its_lines(job: CompileJob) -> None:
     """Threads that read end, too."""
     checked(say({"loaded_bytes": 0}), job)
     for thread in [each for each in threading.enumerate() if each.name == "snugvl-check"]:
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()

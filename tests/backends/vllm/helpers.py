@@ -33,13 +33,6 @@ def engine(choice: VllmChoice, supervision: Supervision = QUICK) -> AbstractAsyn
     return started(VllmEngine(choice, supervision))
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def say(text: str, **sampling: Any) -> Request:
     """A request that the fake answers with its own words."""
     return Request((user(text),), SamplingParams(**sampling))
@@ -58,6 +51,8 @@ async def answer(service: VllmEngine, text: str) -> str:
 @contextmanager
 def listening(command: Sequence[str], *words: str, port: int = 0, key: str = "") -> Iterator[str]:
     """The address of a server that somebody else started; ended at the end."""
+    from snugvl.bench.measure import free_port  # which imports the SDK of OpenAI
+
     port = port or free_port()
     flags = ["serve", "echo", "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "echo"]
     environment = {**os.environ, "VLLM_API_KEY": key}

@@ -22,6 +22,7 @@ from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.backends.process.supervised import Supervision
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.bench.measure import free_port
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, RequestError
 from tests.backends.children import QUICK, processes
@@ -32,7 +33,6 @@ from tests.backends.vllm.helpers import (
     answer,
     engine,
     fake,
-    free_port,
     listening,
     say,
 )

@@ -160,7 +160,7 @@ def test_tensors_with_memory_are_torchs() -> None:
 
 
 def test_a_dry_run_reads_no_other_compiler() -> None:
-    """`torch._dynamo` takes a second; what needs it afterwards gets it."""
+    """`torch._dynamo` takes a second; nothing that stands for it is left for what needs it afterwards."""
     code = (
         "import sys, torch\n"
         "from snugvl.layers.kernels.compiler.ahead_of_time import dry_run\n"
@@ -169,7 +169,6 @@ def test_a_dry_run_reads_no_other_compiler() -> None:
         "    torch.empty(2, 3, device='meta').logsumexp(-1)  # which torch finds out in Python\n"
         "    print(len(sys.modules['torch._dynamo'].__dict__) < 20)\n"
         "print('torch._dynamo' in sys.modules, '_dynamo' in vars(torch))\n"
-        "print(torch._dynamo.disable is not None, 'torch._dynamo.eval_frame' in sys.modules)\n"
     )
     said = subprocess.check_output([sys.executable, "-c", code], text=True)
-    assert said.splitlines() == ["True", "False False", "True True"]
+    assert said.splitlines() == ["True", "False False"]

@@ -6,7 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from snugvl.engine.precompile import InPlace
 from snugvl.layers import replaced
@@ -15,6 +15,7 @@ from snugvl.layers.weights import FormatName
 from snugvl.models import expert_cache
 from snugvl.models.expert_cache import DECAY, ExpertCache, LayerSlots, SlotState, cache_bytes, copies_to
 from snugvl.models.host_memory import page_locked, unit_bytes
+from tests.draws import draws
 
 pytest.importorskip("triton")
 COUNT, HIDDEN, WIDTH = 8, 32, 32
@@ -83,14 +84,14 @@ def check(layer: LayerSlots) -> None:
 
 STEPS = st.lists(
     st.lists(
-        st.lists(st.integers(0, COUNT - 1), min_size=USED, max_size=USED, unique=True), min_size=1, max_size=5
+        st.lists(st.integers(0, COUNT - 1), min_size=USED, max_size=USED, unique=True), min_size=1, max_size=4
     ),
     min_size=1,
-    max_size=7,
+    max_size=5,
 )
 
 
-@settings(max_examples=30, deadline=None)
+@draws(30)
 @given(STEPS, st.integers(2, COUNT), st.sampled_from(["bf16", "int8", "int4"]))
 def test_steps_that_the_gpu_and_the_host_choose_for_are_exact_and_count(
     steps: list[list[list[int]]], slots: int, weights: FormatName

@@ -34,13 +34,14 @@ def columns(kind: GgmlType) -> int:
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.sample("Q4_0", "Q8_0", "Q4_K", "Q6_K", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 def test_a_product_is_torchs(kind: GgmlType, device: torch.device) -> None:
-    """One row of input, a few, many; with everything that stands around a product, and with nothing."""
+    """One row of input, a few, many; of two kinds with everything that stands around a product, too."""
     weights, wide = stored([(kind, 40)], columns(kind), device)
     assert torch.equal(weights.wide(torch.float32), wide)
     for tokens in (1, 3, 70):
         x = torch.randn(tokens, weights.columns, device=device)
         close(product(x, weights), linear(x, wide))
-        as_torchs(weights, torch.float32, tokens, EVERYTHING)
+        if kind in ("Q4_0", "Q6_K"):
+            as_torchs(weights, torch.float32, tokens, EVERYTHING)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "Q3_K"])

@@ -52,6 +52,7 @@ def plain(experts: Experts, x: torch.Tensor, ids: torch.Tensor, shares: torch.Te
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("tokens", [1, 7, 70])
+@pytest.mark.sample("1-bf16", "1-int4", "7-fp8", "7-int4", "70-bf16", "70-fp8", "70-int8", "70-int4")
 def test_experts_are_torchs(kind: FormatName, tokens: int, device: torch.device) -> None:
     torch.manual_seed(tokens)
     experts = layer(kind, device)
@@ -83,6 +84,7 @@ def test_groups_of_32_columns(device: torch.device) -> None:
 
 @pytest.mark.parametrize("kind", ["bf16", "int4"])
 @pytest.mark.parametrize(("tokens", "most"), [(9, grouped.FEW), (70, 90)])
+@pytest.mark.sample("9-64-bf16", "70-90-int4")
 def test_a_row_depends_on_no_company(kind: FormatName, tokens: int, most: int, device: torch.device) -> None:
     """Whatever else a step of its size has, and wherever its row stands in a tile: bit by bit."""
     torch.manual_seed(0)

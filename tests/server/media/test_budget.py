@@ -91,9 +91,11 @@ def test_requests_that_hold_pictures_do_not_wait_for_each_other_for_ever() -> No
     intake = intake_of(3.5, wait_s=0.5)
 
     async def work() -> None:
+        all_hold_one = asyncio.Barrier(3)
+
         async def user(index: int) -> int:
             first = await one(intake, f"{index}")
-            await asyncio.sleep(0.2)
+            await all_hold_one.wait()
             held = [first, await one(intake, f"{index}"), await one(intake, f"{index}")]
             return len(held)
 

@@ -47,6 +47,7 @@ class Forgetful(FakeService):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
+@pytest.mark.sample(*(f"{path}-False" for path in BODIES), "/v1/chat/completions-True", "/api/chat-True")
 def test_a_picture_makes_room_while_its_answer_is_made(path: str, stream: bool, data_url: str) -> None:
     if stream and path in ("/v1/vision/scene", "/v1/vision/detect"):
         pytest.skip("has no stream")

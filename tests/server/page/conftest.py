@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 
 from tests.missing import missing
 from tests.patience import PATIENCE_S, until
@@ -264,6 +264,25 @@ def until_the_speed_rose(page: Page) -> None:
     """Wait for the line: the figure is 0 again after seconds, and a busy machine may look later."""
     rose = "line => line.getAttribute('points').split(' ').some((point) => Number(point.split(',')[1]) < 19)"
     until(lambda: page.locator("#sparkline polyline").evaluate(rose))
+
+
+@contextmanager
+def model_unknown(page: Page) -> Iterator[None]:
+    """What the page asks of its model gets no answer until the block ends, whenever it asks."""
+    held: list[Route] = []
+    known = False
+
+    def answer(route: Route) -> None:
+        if known:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/v1/models", answer)
+    yield
+    known = True
+    for route in held:
+        route.continue_()
 
 
 def detect(page: Page) -> None:

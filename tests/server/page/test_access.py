@@ -9,6 +9,7 @@ from pathlib import Path
 import uvicorn
 from playwright.sync_api import expect
 
+from snugvl.bench.measure import free_port
 from snugvl.core.service import EngineService
 from snugvl.server.app import create_app
 from snugvl.server.connection import address_of, listen, uvicorn_config
@@ -24,7 +25,7 @@ LOCKED = ServerSettings(api_keys=("right",))
 
 @contextmanager
 def at_port(service: EngineService, port: int) -> Iterator[int]:
-    """A server at a chosen port (0: any), so that it can come back to the same one."""
+    """A server at a chosen port, so that it can come back to the same one."""
     settings = ServerSettings(port=port)
     listener = listen(settings)
     server = uvicorn.Server(
@@ -123,7 +124,7 @@ RECORD = """() => {
 
 
 def test_the_server_goes_and_comes_back(open_page: OpenPage, shapes: Path, problems: list[str]) -> None:
-    with at_port(FakeService(), 0) as port:
+    with at_port(FakeService(), free_port()) as port:
         page = open_page(f"http://127.0.0.1:{port}")
         expect(page.locator("#state")).to_have_text("ready")
         choose(page, shapes)

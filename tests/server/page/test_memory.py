@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.service import Health, Load, Snapshot
 from tests.server.fake import CAPABILITIES, FakeService
+from tests.server.live import live
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, until_the_speed_rose
 
 MIB = 1024 * 1024
@@ -66,10 +68,16 @@ def table(page: Page) -> list[list[str]]:
     return [row.locator("th, td").all_inner_texts() for row in rows]
 
 
-def test_planned_beside_measured(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(Measured()))
-    expect(page.locator("#ledger")).to_contain_text("KV cache")
-    assert table(page) == [
+@pytest.fixture(scope="module")
+def measured(open_once: OpenPage) -> Iterator[Page]:
+    """A page for tests that only look at it."""
+    with live(Measured(rate=5000)) as url:
+        yield open_once(url)
+
+
+def test_planned_beside_measured(measured: Page) -> None:
+    expect(measured.locator("#ledger")).to_contain_text("KV cache")
+    assert table(measured) == [
         ["text weights", "4.00 GiB", "4.00 GiB", "–"],
         ["KV cache", "1.00 GiB", "1.00 GiB", "256 MiB"],
         ["vision workspace", "512 MiB", "384 MiB", "–"],
@@ -91,8 +99,8 @@ def test_what_takes_more_than_planned_is_explained(serve: Serve, open_page: Open
     expect(page.locator("#beyond")).to_contain_text("More than planned (workspace: 142 MiB).")
 
 
-def test_the_bars_are_to_scale(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(Measured()))
+def test_the_bars_are_to_scale(measured: Page) -> None:
+    page = measured
     expect(page.locator("#device")).to_have_text("NVIDIA GeForce RTX 5060")
     device = {"own": 6 / 8, "others": 1 / 8, "free": 1 / 8}
     assert shares(page, "device-bar") == pytest.approx(device, abs=0.01)
@@ -110,8 +118,8 @@ def test_the_bars_are_to_scale(serve: Serve, open_page: OpenPage) -> None:
     assert "KV cache 1.00 GiB with 256 MiB in use" in label
 
 
-def test_load_and_speed(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(Measured(rate=5000)))
+def test_load_and_speed(measured: Page) -> None:
+    page = measured
     expect(page.locator("#running")).to_have_text("2")
     expect(page.locator("#waiting")).to_have_text("3")
     expect(page.locator("#kv-use")).to_have_text("25 %")

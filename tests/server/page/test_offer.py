@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from snugvl.core.messages import Text
 from tests.server.fake import CAPABILITIES, FakeService
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked, tab
+from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, model_unknown, provoked, tab
 from tests.server.page.test_accessible import check
 from tests.server.page.test_picture import transfer
 
@@ -46,14 +46,11 @@ def test_a_question_without_a_picture_that_is_asked_before_the_model_is_known(
     serve: Serve, open_page: OpenPage
 ) -> None:
     page = open_page("about:blank#")
-    held: list[Route] = []
-    page.route("**/v1/models", lambda route: held.append(route))  # Playwright marks the handler
-    page.goto(f"{serve(FakeService())}/")
-    ask(page, "Hello?")
-    expect(page.locator("#ask-form .job-status")).to_contain_text("Working")
-    page.get_by_label("Question").fill("What I write meanwhile")
-    for route in held:
-        route.continue_()
+    with model_unknown(page):
+        page.goto(f"{serve(FakeService())}/")
+        ask(page, "Hello?")
+        expect(page.locator("#ask-form .job-status")).to_contain_text("Working")
+        page.get_by_label("Question").fill("What I write meanwhile")
     expect(answers(page)).to_have_text(["Hello there"])
     expect(page.get_by_label("Question")).to_have_value("What I write meanwhile")
 

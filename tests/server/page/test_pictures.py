@@ -31,6 +31,7 @@ from tests.server.page.conftest import (
     ask,
     choose,
     detect,
+    model_unknown,
     provoked,
     tab,
     take_sample,
@@ -466,14 +467,11 @@ def test_an_animation_chosen_before_the_model_is_known_is_described_again(
     serve: Serve, open_page: OpenPage, tmp_path: Path
 ) -> None:
     page = open_page("about:blank#")
-    held: list[Route] = []
-    page.route("**/v1/models", lambda route: held.append(route))  # Playwright marks the handler
-    page.goto(f"{serve(FakeService())}/")
-    (tmp_path / "once.gif").write_bytes(moving("GIF"))
-    choose(page, tmp_path / "once.gif")
-    expect(page.locator("#motion")).to_contain_text("send its frames")
-    for route in held:
-        route.continue_()
+    with model_unknown(page):
+        page.goto(f"{serve(FakeService())}/")
+        (tmp_path / "once.gif").write_bytes(moving("GIF"))
+        choose(page, tmp_path / "once.gif")
+        expect(page.locator("#motion")).to_contain_text("send its frames")
     expect(page.locator("#motion")).to_contain_text("this model does not understand videos")
 
 

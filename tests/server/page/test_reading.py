@@ -11,6 +11,17 @@ QUESTION_ON_TOP = """(node) => Math.abs(
     [...node.querySelectorAll(".turn.user")].at(-1).getBoundingClientRect().top
     - node.getBoundingClientRect().top) < 3"""
 
+# Where it is once it has been there for ten frames: a wheel goes on by itself.
+AT_REST = """(node) => new Promise((resolve) => {
+    let place = node.scrollTop, frames = 0;
+    const look = () => {
+        frames = node.scrollTop === place ? frames + 1 : 0;
+        place = node.scrollTop;
+        if (frames < 10) requestAnimationFrame(look); else resolve(place);
+    };
+    look();
+})"""
+
 
 def until_it_is(page: Page, condition: str) -> None:
     page.wait_for_function(condition, arg=page.locator("#transcript").element_handle())
@@ -69,7 +80,6 @@ def test_who_reads_elsewhere_is_left_alone(page_of: PageOf) -> None:
     page.locator("#transcript").hover()
     page.mouse.wheel(0, 60)
     page.wait_for_function("() => document.getElementById('transcript').scrollTop > 50")
-    page.wait_for_timeout(200)  # a wheel may go on by itself
-    place = page.locator("#transcript").evaluate("(node) => node.scrollTop")
+    place = page.locator("#transcript").evaluate(AT_REST)
     expect(answers(page)).to_have_count(1)
     assert page.locator("#transcript").evaluate("(node) => node.scrollTop") == place
