@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from snugvl.core.sizes import format_size
-from snugvl.planner.budget import Budget, ram_for, wsl_words
+from snugvl.planner.budget import Budget, ram_for, wsl_remedy
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
@@ -219,7 +219,7 @@ class Fitter:
         if least is None or not least.host_experts or self.host is None or self.budgets[0].device.unified:
             return None
         needed = ram_for(self.rules.host_bytes(self.option.model, least), self.host.held_bytes)
-        how = f": {wsl_words(needed)}" if needed <= self.host.most_bytes else ""
+        how = "" if self.host.most_bytes is None else wsl_remedy(needed, self.host.most_bytes)
         return f"it fits with {format_size(needed)} of host memory{how}"
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
