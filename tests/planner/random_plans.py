@@ -375,7 +375,9 @@ def given_memory(machine: Machine, size_gib: float) -> Machine:
 REMEDY: Final = re.compile(
     r"it fits (?:with (?P<words>--\S+ \S+)|when other programs give (?P<size>[\d,.]+ \w+) back)"
 )
-HOST: Final = re.compile(r"(?:as (?P<model>\S+) )?it fits with (?P<size>[\d.]+) GiB of host memory(?P<wsl> for WSL2)?")
+HOST: Final = re.compile(
+    r"(?:as (?P<model>\S+) )?it fits with (?P<size>[\d.]+) GiB of host memory(?P<wsl> for WSL2)?"
+)
 INSTEAD: Final = re.compile(r"^(?P<model>\S+) fits, in ")
 BIGGER: Final = "with more memory"
 

@@ -49,6 +49,11 @@ class Budget:
         return max(0, self.total_bytes - self.held_bytes - self.margin_bytes)
 
     @property
+    def page_locks(self) -> bool:
+        """Whether the system gives page-locked memory for gigabytes of weights, of which WSL2 has little."""
+        return self.system != "wsl2"
+
+    @property
     def free_bytes(self) -> int:
         """Bytes of the device that other programs don't hold."""
         return self.total_bytes - self.held_bytes

@@ -241,14 +241,12 @@ class Fitter:
             vision=self.option.parts.vision,
             embedding=self.option.parts.embedding,
             expert_slots=0 if self.option.parts.experts == "cpu" else None,
-            # Under WSL2 page-locked memory is scarce, and only that a GPU reads by itself.
-            eager=self.option.parts.experts != "cpu" or self.budgets[0].system == "wsl2",
             pool_tokens=goal.pool if self.rules.pooled else 0,
             float32=self.option.float32,
             sequences=goal.sequences,
             predictor=self.option.model.facts.predicts,
             on_gpu=not self.cpu,
-        )
+        ).with_host_memory(page_locked=self.budgets[0].page_locks)
 
     def variants(self, base: Settings) -> tuple[Settings, ...]:
         """Settings that differ in speed alone, fastest first."""
