@@ -180,6 +180,25 @@ def test_experts_of_four_bits_as_published_are_read(form: str, made: Any, tmp_pa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("strategy", ["channel", "block"])
+@pytest.mark.sample("channel-qwen3_vl_moe", "block-qwen3_5_moe")
+def test_experts_in_compressed_tensors_fp8_are_read(
+    strategy: str, family: str, made: Any, tmp_path: Path
+) -> None:
+    """As llm-compressor writes them: each expert by itself, the router and the tower wide."""
+    options = Options(family, form="apart", width=128, hidden=128)
+    linears = ("gate_proj", "up_proj", "down_proj")  # attention here has no whole blocks
+    prequantized.write_fp8(made(options), tmp_path / "packed", tmp_path / "wide", strategy, linears)
+    kept = Storage("fp8" if strategy == "block" else "bf16")
+    ours, wide = load(tmp_path / "packed", storage=kept), load(tmp_path / "wide")
+    experts = ours.decoder.layers[0].mlp.experts.gate_up_proj
+    assert experts.format == (kept.layers if experts.columns == 128 else "bf16")  # whole blocks
+    answers = [tokens(run(Engine(each, CONFIG), request("a", PICTURE))["a"]) for each in (ours, wide)]
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) > 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_stays_close_to_transformers_in_bf16(family: str, made: Any) -> None:
     folder = made(Options(family))
     ours = load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"))

@@ -13,7 +13,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -73,6 +73,16 @@ def read_tensors(folder: Path) -> dict[str, TensorEntry]:
                 raise CheckpointError(f"{path}: tensor {shown(name)} is also in {tensors[name].file.name}")
             tensors[name] = entry
         check_number(len(tensors), str(path))
+    return _with_fp8_scales(tensors)
+
+
+def _with_fp8_scales(tensors: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """The tensors with compressed-tensors' scales of FP8 weights by the name that Qwen's own files have."""
+    apart = [name for name in tensors if name.endswith(".weight_scale")]
+    for name in apart:
+        weight = tensors.get(name.removesuffix("_scale"))
+        if weight is not None and weight.dtype == "F8_E4M3":
+            tensors[f"{name}_inv"] = replace(tensors.pop(name), name=f"{name}_inv")
     return tensors
 
 

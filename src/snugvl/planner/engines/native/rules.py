@@ -73,6 +73,8 @@ class NativeRules(EngineRules):
         stored, capability = stored_format(model), device.compute_capability
         if model.facts.gguf is not None and model.facts.gguf.why_not:
             return Reason("native", model.facts.gguf.why_not)
+        if model.facts.native_refusal:
+            return Reason("native", model.facts.native_refusal)
         if not model.facts.native:
             what = f"run the {model.facts.family} family yet"
             if stored in INTEGERS:
