@@ -296,9 +296,11 @@ def test_the_smaller_edition_comes_where_host_memory_is_short() -> None:
 
 def test_more_host_memory_never_takes_a_named_mixtures_comfort() -> None:
     """Random plans found it: with half a GiB more the larger file ran, with 2,048 tokens of context."""
-    for ram in (None, "16.5GiB", "18GiB"):
-        choice = require(named("Qwen/Qwen3-VL-30B-A3B-Instruct", describe("rtx-3050", ram=ram)))
-        assert (choice.settings.context, choice.tokens) == (8192, 2048)
+    for card, held in (("rtx-3050", None), ("arc-b580", "4000MiB")):
+        for ram in (None, "16.5GiB", "17GiB"):
+            machine = describe(card, ram=ram, held=held)
+            choice = require(named("Qwen/Qwen3-VL-30B-A3B-Instruct", machine))
+            assert (choice.settings.context, choice.tokens) == (8192, 2048)
 
 
 def test_a_named_mixture_that_fits_nowhere_is_planned_as_its_gguf() -> None:

@@ -139,12 +139,15 @@ class Fitter:
             reached = most[0], *reached[1:]
         if led and "concurrency" in self.rules.honours and self.rules.at_once(most[3], 1) == 1:
             reached = *reached[:3], most[3]
-        if fitted.settings.gpus > 1 and reached[2] < most[2] and self._could_hold(fitted.settings, most[2]):
+        if len(self.budgets) > 1 and reached[2] < most[2] and self._could_hold(fitted.settings, most[2]):
             return *reached[:2], most[2], reached[3]
         return reached
 
     def _could_hold(self, settings: Settings, tokens: int) -> bool:
-        """Whether `tokens` tokens could be in flight: vLLM's cache takes all memory that is left."""
+        """Whether `tokens` tokens could be in flight: in a pool, or on several GPUs, whose cache with vLLM takes
+        all memory that is left."""
+        if self.rules.pooled or settings.gpus == 1:
+            return self.rules.pooled and settings.kv_tokens >= tokens
         at_once = -(-tokens // settings.context)
         return self.fits(self._leanest(replace(settings, concurrency=max(settings.concurrency, at_once))))
 

@@ -186,6 +186,8 @@ def _of_ggufs(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wi
     choice = other.choice
     if choice is None or (plan.choice is not None and (choice.option.offload or choice.budget.gpu is None)):
         return plan
+    if choice.settings.host_experts:
+        return plan  # `_beyond` weighs all editions
     if published_as(choice.option.model.name) is None:
         return replace(plan, instead=choice)
     return replace(other, beside=plan.choice, named=named.name if named else "")
