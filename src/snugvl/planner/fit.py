@@ -144,8 +144,8 @@ class Fitter:
         return reached
 
     def _could_hold(self, settings: Settings, tokens: int) -> bool:
-        """Whether `tokens` tokens could be in flight: in a pool, or on several GPUs, whose cache with vLLM takes
-        all memory that is left."""
+        """Whether `tokens` tokens could be in flight: in a pool, or on several GPUs, whose cache with vLLM is
+        all that is left."""
         if self.rules.pooled or settings.gpus == 1:
             return self.rules.pooled and settings.kv_tokens >= tokens
         at_once = -(-tokens // settings.context)
