@@ -336,6 +336,7 @@ def check_steps(plan: Plan, outcome: Outcome) -> Iterator[Violation]:
     """Everything that is printed under "Next" runs, also what is said beside the plan's own command."""
     assert outcome.machine is not None
     meant = [plan.choice, plan.instead, plan.beside, plan.cure.choice if plan.cure else None, plan.roomier]
+    meant += [plan.ours, plan.held]
     known: dict[str, list[Settings]] = {}
     for each in filter(None, meant):
         known.setdefault(each.option.model.name, []).append(each.settings)
@@ -357,7 +358,7 @@ def _follow_step(command: str, known: dict[str, list[Settings]], outcome: Outcom
     except (ValueError, Exception) as error:
         yield "command", f"{command} fails: {error!r}"[:300]
         return
-    if settings not in known[model]:
+    if settings not in known.get(model, ()):
         yield "command", f"{command} plans otherwise than was said of {model}"
 
 
