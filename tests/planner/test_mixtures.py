@@ -491,3 +491,11 @@ def test_a_named_mixture_without_a_gpu_is_planned_for_the_engine_that_is_much_qu
     assert "ranks higher" not in text(plan, machine), "it is the same model"
     asked = named("Qwen/Qwen3.6-35B-A3B", machine, backend="native")
     assert require(asked).option.engine == "native"
+
+
+def test_one_core_has_no_range_by_kinds_of_host_memory() -> None:
+    """Once "at about 21 tokens/s (21 to 21, by the kind of host memory)": a core is slower than any kind."""
+    machine = replace(describe("rtx-3060", ram="32GiB"), cpu_cores=1)
+    plan = led(machine)
+    assert require(plan).settings.host_experts
+    assert "by the kind of host memory" not in text(plan, machine)
