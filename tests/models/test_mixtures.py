@@ -155,12 +155,15 @@ def test_turned_fp8_blocks_are_turned_with_their_scales(made: Any, tmp_path: Pat
         assert torch.equal(one.mlp.experts.down_proj.weight, two.mlp.experts.down_proj.weight)
 
 
-@pytest.mark.parametrize("form", ["gptq", "awq", "compressed"])
+@pytest.mark.parametrize("form", ["gptq", "awq", "compressed", "compressed with zeros", "auto-round"])
+@pytest.mark.sample("gptq", "compressed", "auto-round")
 def test_experts_of_four_bits_as_published_are_read(form: str, made: Any, tmp_path: Path) -> None:
     """Each expert by itself; what `dynamic` leaves out, attention and shared experts, is as wide as ever."""
     packed = {
         "gptq": prequantized.gptq(32, version=1), "awq": prequantized.awq(32),
         "compressed": prequantized.compressed(32, symmetric=True),
+        "compressed with zeros": prequantized.compressed(32, symmetric=False),
+        "auto-round": prequantized.auto_round(32),
     }[form]  # fmt: skip
     if form == "gptq":
         left = ("lm_head", "model.language_model.embed_tokens", "-:.*attn.*", "-:.*shared_expert.*")

@@ -143,6 +143,7 @@ def test_what_is_not_known_of_host_memory_is_said_with_the_range() -> None:
     assert (said.ddr, said.decode_tokens_per_s) == (None, rate)
     assert "assumed" not in (speed_text(said) or "")
     assert ddr_bandwidth("DDR5-5600") == 89.6e9
+    assert ddr_bandwidth("ddr5 5600") == ddr_bandwidth("DDR5-5600 MT/s") == ddr_bandwidth("DDR5 5600MHz") == 89.6e9
     assert isinstance(said, Speed)
     with pytest.raises(InputError, match="write it like DDR4-3200"):
         describe("RTX 5060", ram="32GiB", ddr="fast")
