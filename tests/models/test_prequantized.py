@@ -109,6 +109,9 @@ def test_compressed_tensors_fp8_is_what_its_scales_say(strategy: str, weights: A
     assert planned == sum(distinct.values())
     found = solve([Candidate(facts)], machine(8 * GIB), Wishes(backend="native")).choice
     assert found is not None
+    asked = solve([Candidate(facts)], machine(8 * GIB), Wishes(backend="native", weights="fp8"))
+    told = [each.text for each in asked.refusals]
+    assert told == [] if strategy == "block" else "isn't in blocks of 128 × 128" in told[0]
     kept = "fp8" if strategy == "block" else "bf16"
     assert (found.settings.weights, found.option.stored_quality) == (kept, "fp8")
 
