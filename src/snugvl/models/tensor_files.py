@@ -173,10 +173,10 @@ def dequantise(values: torch.Tensor, scale: torch.Tensor, blocks: Fp8Blocks) -> 
     `scale[i, j]` multiplies rows `i·128 …` and columns `j·128 …` (the last blocks may be cut).
     """
     rows, columns = values.shape
-    of_rows = scale.repeat_interleave(blocks.rows, 0)[:rows]
-    if blocks.columns >= columns:
-        return values.float() * of_rows
-    return values.float() * of_rows.repeat_interleave(blocks.columns, 1)[:, :columns]
+    wide = scale.repeat_interleave(blocks.rows, 0)[:rows]
+    if blocks.columns < columns:
+        wide = wide.repeat_interleave(blocks.columns, 1)[:, :columns]
+    return values.float() * wide
 
 
 def check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks | None) -> None:
