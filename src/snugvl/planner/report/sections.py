@@ -575,10 +575,10 @@ def _run(
         yield _llamacpp_step(choice)
     disk = "this disk" if machine.source == "probed" else "its disk"
     room = f"{format_size(machine.disk_free_bytes)} free on {disk}"
-    if machine.source == "described":
-        room = "that much disk is needed"
-    elif machine.disk_free_bytes < facts.download_bytes:
+    if machine.source != "described" and machine.disk_free_bytes < facts.download_bytes:
         room = f"only {room}: make room, or set HF_HOME to another disk"
+    elif machine.source != "probed":
+        room = "that much disk is needed"
     size = f"{format_size(facts.download_bytes)} to download; {room}"
     title = f"{title} ({size}):" if title else f"{size}:"
     yield NextStep(title, (f"snugvl pull {shlex.quote(facts.name)}", command))
