@@ -126,7 +126,7 @@ def planned(arguments: argparse.Namespace) -> tuple[Engine, int | None]:
     )
     if arguments.pageable:
         own = loading.storage_of
-        loading.storage_of = lambda settings, system: own(settings, "wsl2")
+        loading.storage_of = lambda settings: own(settings.with_host_memory(page_locked=False))
     loaded = loading.load_engine(options)
     footprint = loaded.allocation.footprint
     print(f"planned {footprint.total_bytes // MIB:,} MiB with the driver", flush=True)

@@ -123,6 +123,61 @@ FORMS: dict[str, Form] = {
 }
 
 
+def compressed_fp8(strategy: str) -> dict[str, Any]:
+    """`quantization_config` of llm-compressor's FP8_DYNAMIC ("channel") and FP8_BLOCK ("block")."""
+    block = strategy == "block"
+    every = {"actorder": None, "num_bits": 8, "observer_kwargs": {}, "symmetric": True, "type": "float"}
+    weights = {
+        "block_structure": [128, 128] if block else None, "dynamic": False, "group_size": None,
+        "observer": "minmax", "strategy": strategy,
+    }  # fmt: skip
+    inputs = {
+        "block_structure": None, "dynamic": True, "group_size": 128 if block else None, "observer": None,
+        "strategy": "group" if block else "token",
+    }  # fmt: skip
+    scheme = {
+        "format": "float-quantized", "input_activations": every | inputs, "output_activations": None,
+        "targets": ["Linear"], "weights": every | weights,
+    }  # fmt: skip
+    return {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "version": "0.12.3",
+        "config_groups": {"group_0": scheme}, "global_compression_ratio": None,
+        "ignore": ["re:.*lm_head", "re:.*visual.*", "re:.*mlp.gate$"],
+        "kv_cache_scheme": None, "quantization_status": "compressed", "sparsity_config": {},
+        "transform_config": {},
+    }  # fmt: skip
+
+
+def write_fp8(
+    source: Path, packed: Path, wide: Path, strategy: str, linears: tuple[str, ...] = LINEARS
+) -> None:
+    """The plain checkpoint `source` in compressed-tensors' FP8 in `packed`, and what that means in `wide`."""
+    stored, meant = {}, {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if (
+            "layers" not in name
+            or "visual" in name
+            or name.split(".")[-2] not in linears
+            or tensor.dim() != 2
+        ):
+            stored[name] = meant[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        high, broad = (128, 128) if strategy == "block" else (1, columns)
+        padded = torch.zeros(-(-rows // high) * high, -(-columns // broad) * broad)
+        padded[:rows, :columns] = tensor
+        blocks = padded.view(len(padded) // high, high, -1, broad)
+        scales = blocks.abs().amax((1, 3)) / 448
+        scales = scales.to(torch.float32 if strategy == "block" else torch.bfloat16)
+        codes = (blocks / scales.float()[:, None, :, None]).to(torch.float8_e4m3fn)
+        values = (codes.float() * scales.float()[:, None, :, None]).view_as(padded)
+        stored[name] = codes.view_as(padded)[:rows, :columns].contiguous()
+        stored[f"{name}_scale"] = scales
+        meant[name] = values[:rows, :columns].contiguous()
+    _save(source, packed, stored, compressed_fp8(strategy))
+    _save(source, wide, meant, None)
+
+
 def write(source: Path, packed: Path, wide: Path, form: Form, skip: tuple[str, ...] = ()) -> None:
     """The plain checkpoint `source` with other weights: 4-bit in `packed`, the same in float32 in `wide`."""
     generator = torch.Generator().manual_seed(7)
@@ -149,13 +204,18 @@ def write(source: Path, packed: Path, wide: Path, form: Form, skip: tuple[str, .
             group, 1
         )
         meant[name] = values
-    for folder, state, config in ((packed, stored, form.config), (wide, meant, None)):
-        shutil.copytree(source, folder)
-        save_file(state, folder / "model.safetensors")
-        values = json.loads((folder / "config.json").read_text())
-        if config is not None:
-            values["quantization_config"] = config
-        (folder / "config.json").write_text(json.dumps(values))
+    _save(source, packed, stored, form.config)
+    _save(source, wide, meant, None)
+
+
+def _save(source: Path, folder: Path, state: State, quantization: dict[str, Any] | None) -> None:
+    """A copy of the checkpoint `source` with other weights."""
+    shutil.copytree(source, folder)
+    save_file(state, folder / "model.safetensors")
+    values = json.loads((folder / "config.json").read_text())
+    if quantization is not None:
+        values["quantization_config"] = quantization
+    (folder / "config.json").write_text(json.dumps(values))
 
 
 def _group(config: dict[str, Any]) -> int:

@@ -254,6 +254,27 @@ def test_every_refusal_of_a_name_says_what_may_be_meant(
                 ask(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("https://modelscope.cn/models/Qwen/Qwen3-VL-4B-Instruct", "no address of a model at Hugging Face"),
+        ("Qwen/Qwen3-VL-4B-Instruct/", "is written Qwen/Qwen3-VL-4B-Instruct$"),
+        ("Qwen/Qwen3-VL-4B-Instruct ", "is written Qwen/Qwen3-VL-4B-Instruct$"),
+        ("acme/vl@v1.0", "snugvl pull acme/vl --revision v1.0$"),
+        ("qwen2.5vl:7b", "did you mean Qwen/Qwen2.5-VL-7B-Instruct.*written ollama:qwen2.5vl:7b"),
+        ("qwen3-vl:4b", "did you mean Qwen/Qwen3-VL-4B-Instruct"),
+    ],
+)
+def test_names_as_people_copy_them_are_told_how_they_are_written(name: str, words: str) -> None:
+    from snugvl.checkpoint.locate import locate
+    from snugvl.checkpoint.read import facts_of
+    from snugvl.errors import CheckpointNotFound
+
+    for ask in (locate, lambda name: facts_of(name, offline=True)):
+        with pytest.raises(CheckpointNotFound, match=words):
+            ask(name)
+
+
 def test_a_folder_that_is_not_there_is_said_to_be_none(tmp_path: Path) -> None:
     from snugvl.checkpoint.locate import locate
     from snugvl.checkpoint.read import facts_of

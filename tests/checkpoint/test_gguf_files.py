@@ -72,6 +72,17 @@ def split(folder: Path, count: int = 2) -> list[Path]:
     return [model(path, tensors=held) for path, held in zip(names, parts, strict=True)]
 
 
+def test_endings_in_capitals_are_found_in_folders_with_their_parts_and_towers(tmp_path: Path) -> None:
+    """Once a folder of .GGUF files was a checkpoint without config.json."""
+    for path in split(tmp_path):
+        path.rename(path.with_suffix(".GGUF"))
+    found = gguf_files(str(tmp_path))
+    assert found is not None
+    assert [path.name for path in found.parts] == [f"m-Q8_0-0000{n}-of-00002.GGUF" for n in (1, 2)]
+    with pytest.raises(CheckpointNotFound, match=r"^there is no file '.*/nosuch\.GGUF'"):
+        facts_of(str(tmp_path / "nosuch.GGUF"), offline=True)
+
+
 def test_parts_make_one_model(tmp_path: Path) -> None:
     first, second = split(tmp_path)
     facts = facts_of(str(tmp_path))

@@ -1,12 +1,14 @@
 """A model's name becomes a folder, or an error that says how to get it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.read import facts_of
 from snugvl.core.folders import hub_cache
-from snugvl.errors import CheckpointNotFound
+from snugvl.errors import CheckpointError, CheckpointNotFound
 
 
 def test_pocket_is_inside_the_package() -> None:
@@ -17,6 +19,36 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert locate(str(tmp_path)) == tmp_path
 
 
+def test_a_folder_that_is_no_checkpoint_says_what_it_is(tmp_path: Path) -> None:
+    """An adapter was to be downloaded again, and a folder around a checkpoint named otherwise."""
+    pocket, outer = locate("pocket"), tmp_path / "outer"
+    inner = shutil.copytree(pocket, outer / "snapshots/0123")
+    shards = shutil.copytree(pocket, tmp_path / "shards")
+    (shards / "model.safetensors").rename(shards / "model-00001-of-00002.safetensors")
+    mistral = shutil.copytree(pocket, tmp_path / "mistral")
+    (mistral / "model.safetensors").rename(mistral / "consolidated.safetensors")
+    called = shutil.copytree(pocket, tmp_path / "called")
+    (called / "model.safetensors").rename(called / "weights.safetensors")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-4B"}')
+    (adapter / "adapter_model.safetensors").touch()
+    whole = shutil.copytree(adapter, tmp_path / "adapter with config")
+    shutil.copy(pocket / "config.json", whole)
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for folder, words in {
+        outer: f"has no config.json, but {inner} has; name that folder",
+        shards: "but no model.safetensors.index.json, which says what is in which shard",
+        mistral: "in Mistral's own form",
+        called: "has weights.safetensors, but weights are read from model.safetensors",
+        adapter: "is an adapter \\(LoRA\\) of 'Qwen/Qwen3-4B', not a whole model; merge it",
+        whole: "is an adapter \\(LoRA\\) of 'Qwen/Qwen3-4B'",
+        tmp_path / "link": "is a link to .*gone, which isn't there",
+    }.items():
+        with pytest.raises(CheckpointError, match=words):
+            facts_of(str(folder), offline=True)
+
+
 def test_a_hub_id_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     repo = tmp_path / "models--org--name"
@@ -24,8 +56,9 @@ def test_a_hub_id_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: pytes
     snapshot.mkdir(parents=True)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("abc")
-    with pytest.raises(CheckpointNotFound, match=r"download of org/name is incomplete.*snugvl pull org/name"):
-        locate("org/name")
+    for ask in (locate, lambda name: facts_of(name, offline=True)):
+        with pytest.raises(CheckpointNotFound, match=r"of org/name is incomplete.*snugvl pull org/name"):
+            ask("org/name")
     for name in ("config.json", "model.safetensors"):
         (snapshot / name).touch()
     assert locate("org/name") == snapshot

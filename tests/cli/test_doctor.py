@@ -15,7 +15,7 @@ from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.hardware import calibration, probe
 from snugvl.hardware.calibration import ContextStages
 from snugvl.hardware.describe import describe
-from snugvl.hardware.machine import Gpu, Machine, Tenant, replay
+from snugvl.hardware.machine import Gpu, Machine, Tenant, record, replay
 from tests.command import Ran
 
 Run = Callable[..., Ran]
@@ -209,3 +209,11 @@ def test_what_a_stranger_misread_is_said(snugvl: Run) -> None:
     assert "Too old for snugvl's engines but llama.cpp's" in old
     assert "compute capability 6.1 is older than 7.5" in old
     assert "Too old" not in here
+
+
+def test_a_described_gpu_of_another_maker_has_no_empty_name(snugvl: Run, tmp_path: Path) -> None:
+    """Once "Apple M4 Max (), 48.00 GiB free": nobody has asked llama.cpp for its list."""
+    machine = describe("m4-max", os="macos", ram="64GiB")
+    (tmp_path / "mac.json").write_text(record(machine))
+    out = snugvl("doctor", "--machine", tmp_path / "mac.json").out
+    assert "Apple M4 Max, 48.00 GiB free of 48.00 GiB: GGUF files run on it" in out

@@ -339,3 +339,11 @@ def test_a_current_folder_that_was_removed_is_told(
         load("pocket")
     leave_removed_folder()  # as an engine that is started again does
     assert Path.cwd() == Path("/")
+
+
+@pytest.mark.parametrize("context", ["8k", "8,192", "1e4", "128Ki"])
+def test_a_number_with_a_suffix_is_told_how_it_is_written(
+    context: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "pocket", "--context", context]) == 2
+    assert f"'{context}' is not a whole number in digits alone, such as 8192" in capsys.readouterr().err

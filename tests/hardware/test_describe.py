@@ -40,7 +40,7 @@ def test_what_is_not_said_is_assumed_and_noted() -> None:
     assert describe("rtx-5060", os="linux").gpus[0].tenants[0].name == RESERVED  # and nobody else
     said = describe("rtx-5060", held=0, ram="32GiB")
     assert said.notes == (
-        "System memory: 2.00 GiB of it held by the system and other programs, it is assumed.",
+        "System memory: 2.00 GiB of it is assumed to be held by the system and other programs.",
     )
     assert said.ram_total_bytes - said.ram_free_bytes == 2 * GIB
     assert describe("none", ram="4GiB").ram_free_bytes == 3 * GIB

@@ -1,6 +1,7 @@
 """The table of GPUs and how names find their row."""
 
 import math
+import re
 
 import pytest
 
@@ -78,6 +79,35 @@ def test_an_unknown_name_gets_the_nearest(name: str, near: str) -> None:
     with pytest.raises(InputError, match=near) as caught:
         gpus.lookup(name)
     assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [
+        ("A6000", "RTX A6000"),
+        ("7900 xtx", "RX 7900 XTX"),
+        ("9070XT", "RX 9070 XT"),
+        ("4070 Ti SUPER", "4070 Ti SUPER"),
+    ],
+)
+def test_a_series_may_be_left_out_where_one_card_alone_is_meant(name: str, product: str) -> None:
+    assert gpus.lookup(name).name.endswith(product)
+    with pytest.raises(InputError, match="nearest"):
+        gpus.lookup("6000")  # of four workstation cards
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("2x RTX 3090", "--gpu 'RTX 3090' --gpus 2"),
+        ("rtx 3060, rtx 4090", "doctor --record"),
+        ("rtx 3060 + rtx 4090", "doctor --record"),
+        ("cpu", "--gpu none"),
+    ],
+)
+def test_what_is_no_single_gpu_is_told_how_it_is_described(name: str, way: str) -> None:
+    with pytest.raises(InputError, match=re.escape(way)):
+        gpus.lookup(name)
 
 
 @pytest.mark.parametrize("name", ["", "  ", "banana", "nvidia", "gpu", "💥" * 1000])

@@ -185,3 +185,14 @@ def test_the_room_imports_nothing_slow() -> None:
     code = f"import sys\nimport {names}\nassert not {slow} & set(sys.modules), {slow} & set(sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_linux_without_proc_has_memory_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor` and `plan` ended with "/proc/meminfo: No such file or directory"."""
+
+    def gone() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    monkeypatch.setattr("psutil.virtual_memory", gone)
+    found = host.memory(tmp_path)
+    assert 0 < found.free_bytes <= found.total_bytes

@@ -155,13 +155,15 @@ def test_turned_fp8_blocks_are_turned_with_their_scales(made: Any, tmp_path: Pat
         assert torch.equal(one.mlp.experts.down_proj.weight, two.mlp.experts.down_proj.weight)
 
 
-@pytest.mark.parametrize("form", ["gptq", "awq", "compressed"])
-@pytest.mark.sample("gptq", "awq")
+@pytest.mark.parametrize("form", ["gptq", "awq", "compressed", "compressed with zeros", "auto-round"])
+@pytest.mark.sample("gptq", "awq", "compressed", "auto-round")
 def test_experts_of_four_bits_as_published_are_read(form: str, made: Any, tmp_path: Path) -> None:
     """Each expert by itself; what `dynamic` leaves out, attention and shared experts, is as wide as ever."""
     packed = {
         "gptq": prequantized.gptq(32, version=1), "awq": prequantized.awq(32),
         "compressed": prequantized.compressed(32, symmetric=True),
+        "compressed with zeros": prequantized.compressed(32, symmetric=False),
+        "auto-round": prequantized.auto_round(32),
     }[form]  # fmt: skip
     if form == "gptq":
         left = ("lm_head", "model.language_model.embed_tokens", "-:.*attn.*", "-:.*shared_expert.*")
@@ -175,6 +177,25 @@ def test_experts_of_four_bits_as_published_are_read(form: str, made: Any, tmp_pa
         "int4",
         "bf16",
     )
+    answers = [tokens(run(Engine(each, CONFIG), request("a", PICTURE))["a"]) for each in (ours, wide)]
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) > 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("strategy", ["channel", "block"])
+@pytest.mark.sample("channel-qwen3_vl_moe", "block-qwen3_5_moe")
+def test_experts_in_compressed_tensors_fp8_are_read(
+    strategy: str, family: str, made: Any, tmp_path: Path
+) -> None:
+    """As llm-compressor writes them: each expert by itself, the router and the tower wide."""
+    options = Options(family, form="apart", width=128, hidden=128)
+    linears = ("gate_proj", "up_proj", "down_proj")  # attention here has no whole blocks
+    prequantized.write_fp8(made(options), tmp_path / "packed", tmp_path / "wide", strategy, linears)
+    kept = Storage("fp8" if strategy == "block" else "bf16")
+    ours, wide = load(tmp_path / "packed", storage=kept), load(tmp_path / "wide")
+    experts = ours.decoder.layers[0].mlp.experts.gate_up_proj
+    assert experts.format == (kept.layers if experts.columns == 128 else "bf16")  # whole blocks
     answers = [tokens(run(Engine(each, CONFIG), request("a", PICTURE))["a"]) for each in (ours, wide)]
     assert answers[0] == answers[1]
     assert len(set(answers[0])) > 3

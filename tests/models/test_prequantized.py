@@ -36,6 +36,7 @@ CPU = torch.device("cpu")
 PROMPT = Prompt([3 + (37 * i + i * i) % 300 for i in range(20)])
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 384, "rope_theta": 1e6, "head_dim": 32}
 TEXT = Text(QWEN2, "qwen2", SIZES)  # with biases beside the queries, keys and values
+WHOLE_BLOCKS = Text(QWEN2, "qwen2", SIZES | {"num_key_value_heads": 4})  # of 128 rows, each of its matrices
 Q = "model.layers.1.self_attn.q_proj"
 
 
@@ -85,6 +86,58 @@ def test_weights_logits_and_bytes_are_those_of_the_float32_model(
     model = inventory(facts_of(str(pair.packed), offline=True))
     distinct = {id(tensor): tensor.nbytes for tensor in (*packed.parameters(), *packed.buffers())}
     assert weight_bytes(model, Settings("native", "int4", float32=True)) == sum(distinct.values())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights"), [("block", "fp8"), ("block", "bf16"), ("channel", "bf16"), ("channel", "int8")]
+)
+def test_compressed_tensors_fp8_is_what_its_scales_say(strategy: str, weights: Any, tmp_path: Path) -> None:
+    """llm-compressor's FP8_BLOCK stays FP8, as Qwen's own; FP8_DYNAMIC, with scales of rows, is made wide or
+    rounded again."""
+    source = text_checkpoints.write(pieces.write(tmp_path / "plain"), WHOLE_BLOCKS)
+    prequantized.write_fp8(source, tmp_path / "packed", tmp_path / "wide", strategy)
+    packed = load(tmp_path / "packed", storage=Storage(weights))
+    assert packed.decoder.layers[0].mlp.down_proj.format == weights
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "wide", dtype=torch.float32)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT.ids])).logits[0]
+    near = 0.1 if weights == "int8" else 1e-5
+    assert (logits(packed, PROMPT) - expected).norm() < near * expected.norm()
+    facts = facts_of(str(tmp_path / "packed"), offline=True)
+    distinct = {id(tensor): tensor.nbytes for tensor in (*packed.parameters(), *packed.buffers())}
+    planned = weight_bytes(inventory(facts), Settings("native", weights, float32=True))
+    assert planned == sum(distinct.values())
+    found = solve([Candidate(facts)], machine(8 * GIB), Wishes(backend="native")).choice
+    assert found is not None
+    asked = solve([Candidate(facts)], machine(8 * GIB), Wishes(backend="native", weights="fp8"))
+    told = [each.text for each in asked.refusals]
+    assert told == [] if strategy == "block" else "isn't in blocks of 128 × 128" in told[0]
+    kept = "fp8" if strategy == "block" else "bf16"
+    assert (found.settings.weights, found.option.stored_quality) == (kept, "fp8")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"strategy": "tensor"}, "strategy 'tensor'"),
+        ({"strategy": "block", "block_structure": "128x128"}, "block_structure '128x128'"),
+        ({"symmetric": False}, "symmetric False"),
+    ],
+)
+def test_other_fp8_is_refused_by_name_before_a_download(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    source = text_checkpoints.write(pieces.write(tmp_path / "plain"), WHOLE_BLOCKS)
+    prequantized.write_fp8(source, tmp_path / "packed", tmp_path / "wide", "channel")
+    config = json.loads((tmp_path / "packed/config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"] |= change
+    (tmp_path / "packed/config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=words):
+        load(tmp_path / "packed")
+    facts = facts_of(str(tmp_path / "packed"), offline=True)
+    (refused,) = solve([Candidate(facts)], machine(8 * GIB), Wishes(backend="native")).refusals
+    assert words in refused.text
+    assert "does not run the" not in refused.text
 
 
 @pytest.mark.parametrize("form", [form for form in prequantized.FORMS if "128" not in form])

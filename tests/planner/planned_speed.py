@@ -23,6 +23,7 @@ from unittest.mock import patch
 from snugvl.checkpoint.catalogue import catalogue_facts, gguf_edition
 from snugvl.core.formats import FORMATS
 from snugvl.hardware.describe import describe
+from snugvl.hardware.machine import pcie_bandwidth
 from snugvl.planner import speed
 from snugvl.planner.budget import gpu_budget, host_budget
 from snugvl.planner.engines import rules_of
@@ -50,12 +51,20 @@ class Row:
     per_s: float
     code: str
     source: str
+    slots: int | None = None
+    found: int = 0
+    link: str = ""
+    beside: int = 0
 
     @property
     def place(self) -> str:
-        """The card, or the processor's cores, in words."""
+        """The card, or the processor's cores, in words, and where a mixture's experts are."""
         if self.card == "none":
             return f"{self.units} CPU cores"
+        if self.slots is not None:
+            return f"{self.card}, {self.slots} slots a layer, {self.found} % found, PCIe {self.link}"
+        if self.beside:
+            return f"{self.card}, experts of {self.beside} layers on the CPU"
         return f"{self.card}, {self.units} multiprocessors" if self.units else self.card
 
     @property
@@ -74,6 +83,8 @@ def rows() -> tuple[Row, ...]:
             each["engine"], each["model"], each["weights"], each["head"], each["card"],
             int(each["units"] or 0), float(each["gb_per_s"] or 0) * 1e9, int(each["tokens"]),
             float(each["per_s"]), each["code"], each["source"],
+            int(each["slots"]) if each["slots"] else None, int(each["found"] or 0), each["link"] or "",
+            int(each["beside"] or 0),
         )
         for each in csv.DictReader(lines)
     )  # fmt: skip
@@ -94,8 +105,8 @@ def planned(row: Row) -> Speed:
     weights: Any = row.weights or ("int8" if row.model.endswith("Q8_0") else "int4")
     settings = Settings(
         row.engine, weights=weights, head=row.head or "bf16", context=2 * row.tokens, images=0,  # type: ignore[arg-type]
-        eager=False, on_gpu=row.card != "none",
-    )  # fmt: skip
+        eager=False, on_gpu=row.card != "none", expert_slots=row.slots, host_experts=row.beside,
+    ).with_host_memory(page_locked="pageable" not in row.link)  # fmt: skip
     if row.card == "none":
         machine = replace(describe("none", ram="64GiB"), cpu_cores=row.units)
         return roofline(model, settings, host_budget(machine))
@@ -104,7 +115,17 @@ def planned(row: Row) -> Speed:
     budget = gpu_budget((machine.gpus or machine.others)[0], machine.os)
     if row.units:
         budget = replace(budget, gpu=held(budget.gpu, row))
-    return roofline(model, settings, budget)
+    if row.slots is None:
+        return roofline(model, settings, budget)
+    generation, lanes = map(int, row.link.split()[0].split("x"))
+    budget = replace(budget, gpu=linked(budget.gpu, pcie_bandwidth(generation, lanes)))
+    with patch.object(speed, "hit_rate", lambda share: row.found / 100):  # drawn, not the published one
+        return roofline(model, settings, budget)
+
+
+def linked(gpu: Any, bytes_per_s: float | None) -> Any:
+    """The card in a PCI Express slot of that rate."""
+    return replace(gpu, link_bandwidth=bytes_per_s)
 
 
 def held(gpu: Any, row: Row) -> Any:
@@ -215,6 +236,7 @@ def fitted(measured: Sequence[Row]) -> dict[str, float]:
 def report_fit(measured: Sequence[Row]) -> Iterator[str]:
     """The constants, and how far off rows are that they weren't fitted to."""
     ours = [row for row in measured if row.engine == "native" and row.code == "now" and row.card != "none"]
+    ours = [row for row in ours if row.slots is None]  # which are of a link's rate, not of these constants
     whole, few = [row for row in ours if not row.units], [row for row in ours if row.units]
     constants = fitted(whole)
     yield "constants: " + ", ".join(f"{name} {value:.2f}" for name, value in constants.items())

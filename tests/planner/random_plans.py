@@ -85,6 +85,7 @@ BITS: Final = {"fp32": 16.0, "bf16": 16.0, "fp8": 8.5, "int8": 8.0, "int6": 6.0,
 CACHE_BITS: Final = {"fp8": 8.0, "q8_0": 8.5, "bf16": 16.0, "f16": 16.0, "fp32": 32.0}
 SLOWER: Final = 0.97  # what counts as less speed
 RESERVED: Final = "driver (reserved)"
+WSL_SHARE: Final = 2  # `--ram` is the PC's, of which WSL2 has half
 
 
 @dataclass(frozen=True)
@@ -334,29 +335,50 @@ def check_command(case: Case, outcome: Outcome, folder: Path) -> Iterator[Violat
 def check_steps(plan: Plan, outcome: Outcome) -> Iterator[Violation]:
     """Everything that is printed under "Next" runs, also what is said beside the plan's own command."""
     assert outcome.machine is not None
-    meant = [plan.choice, plan.instead, plan.beside, plan.cure.choice if plan.cure else None]
+    meant = [plan.choice, plan.instead, plan.beside, plan.cure.choice if plan.cure else None, plan.roomier]
+    meant += [plan.ours, plan.held]
     known: dict[str, list[Settings]] = {}
     for each in filter(None, meant):
         known.setdefault(each.option.model.name, []).append(each.settings)
-    for command in report(plan, outcome.machine, pull=True).commands:
-        words = shlex.split(command)
-        if words[:2] == ["snugvl", "pull"]:
-            if len(words) != 3 or words[2] not in known:
-                yield "command", f"{command} pulls what nobody planned"
-            continue
-        try:
-            settings, model, _ = followed_command(words, outcome)
-        except (ValueError, Exception) as error:
-            yield "command", f"{command} fails: {error!r}"[:300]
-            continue
-        if settings not in known[model]:
-            yield "command", f"{command} plans otherwise than was said of {model}"
+    for step in report(plan, outcome.machine, pull=True).steps:
+        if found := FOR_WSL.match(step.remark):
+            outcome = replace(outcome, machine=given_memory(outcome.machine, float(found["size"])))
+        for command in step.commands:
+            yield from _follow_step(command, known, outcome)
+
+
+def _follow_step(command: str, known: dict[str, list[Settings]], outcome: Outcome) -> Iterator[Violation]:
+    words = shlex.split(command)
+    if words[:2] == ["snugvl", "pull"]:
+        if len(words) != 3 or words[2] not in known:
+            yield "command", f"{command} pulls what nobody planned"
+        return
+    try:
+        settings, model, _ = followed_command(words, outcome)
+    except (ValueError, Exception) as error:
+        yield "command", f"{command} fails: {error!r}"[:300]
+        return
+    if settings not in known.get(model, ()):
+        yield "command", f"{command} plans otherwise than was said of {model}"
+
+
+FOR_WSL: Final = re.compile(r"With (?P<size>[\d.]+) GiB for WSL2 ")
+
+
+def given_memory(machine: Machine, size_gib: float) -> Machine:
+    """The machine with so much host memory, of which as much is held as before."""
+    more = round(size_gib * GIB) - machine.ram_total_bytes
+    return replace(
+        machine, ram_total_bytes=machine.ram_total_bytes + more, ram_free_bytes=machine.ram_free_bytes + more
+    )
 
 
 REMEDY: Final = re.compile(
     r"it fits (?:with (?P<words>--\S+ \S+)|when other programs give (?P<size>[\d,.]+ \w+) back)"
 )
-HOST: Final = re.compile(r"(?:as (?P<model>\S+) )?it fits with (?P<size>[\d.]+) GiB of host memory")
+HOST: Final = re.compile(
+    r"(?:as (?P<model>\S+) )?it fits with (?P<size>[\d.]+) GiB of host memory(?P<wsl> for WSL2)?"
+)
 INSTEAD: Final = re.compile(r"^(?P<model>\S+) fits, in ")
 BIGGER: Final = "with more memory"
 
@@ -428,7 +450,8 @@ def check_notes(case: Case, outcome: Outcome, plan: Plan) -> Iterator[Violation]
 def _follow(case: Case, outcome: Outcome, text: str) -> Iterator[Violation]:
     assert outcome.machine is not None
     if found := HOST.search(text):
-        larger = replace(case, model=found["model"] or case.model).on(ram=f"{found['size']}GiB")
+        ram = parse_size(f"{found['size']}GiB") * (WSL_SHARE if found["wsl"] else 1)
+        larger = replace(case, model=found["model"] or case.model).on(ram=f"{ram}B")
         if planned(larger).choice is None:
             yield "remedy", f"{text}: no plan then"
     elif found := REMEDY.search(text):
@@ -527,7 +550,8 @@ def more_of(case: Case, outcome: Outcome, pick: random.Random) -> Iterator[tuple
     if cards and ("--held" in given or not machine.spills):
         more = cards[0].total_bytes + pick.choice([300 * MIB, GIB, 4 * GIB, 16 * GIB])
         yield "VRAM", case.on(vram=f"{more}B")
-    ram = machine.ram_total_bytes + pick.choice([GIB // 2, GIB, 4 * GIB, 32 * GIB])
+    whole = machine.ram_total_bytes * (WSL_SHARE if machine.os == "wsl2" else 1)
+    ram = (machine.pc_ram_bytes or whole) + pick.choice([GIB // 2, GIB, 4 * GIB, 32 * GIB])
     yield "RAM", case.on(ram=f"{ram}B")
     if machine.gpus and len(machine.gpus) < 8:
         yield "one more GPU", case.on(gpus=str(len(machine.gpus) + 1))

@@ -129,7 +129,8 @@ def test_a_plan_fills_the_gpu_with_experts_and_has_graphs_where_it_may_read_them
     found = choice(replace(SMALL, os=system), weights="int4")
     settings, each = found.settings, expert_cache_bytes
     assert 8 <= (settings.expert_slots or 0) < 128
-    assert settings.eager == (system == "wsl2")
+    assert settings.eager == (system == "wsl2") != settings.page_locked
+    assert storage_of(settings).experts_pinned == settings.page_locked
     assert not settings.step_graphs
     assert (found.footprint.named("CUDA graphs") > 0) == (system == "linux")
     assert found.footprint.named(POOL) == 0
@@ -263,8 +264,8 @@ def test_other_engines_say_whose_option_it_is() -> None:
 
 def test_a_loader_gets_slots_and_the_kind_of_memory() -> None:
     settings = Settings("native", "int4", expert_slots=12)
-    for system, pinned in (("linux", True), ("wsl2", False)):
-        storage = storage_of(settings, system)  # type: ignore[arg-type]
+    for pinned in (True, False):
+        storage = storage_of(settings.with_host_memory(page_locked=pinned))
         assert (storage.expert_slots, storage.experts_pinned) == (12, pinned)
-    assert storage_of(replace(settings, expert_slots=None), "linux").expert_slots is None
+    assert storage_of(replace(settings, expert_slots=None)).expert_slots is None
     assert COUNT < expert_cache.HALF, "a room is never larger than a layer"

@@ -2,19 +2,21 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snugvl.core.formats import FORMATS
 from snugvl.core.memory_kinds import shares
+from snugvl.hardware.describe import describe
 from snugvl.planner.plan import Plan
 from snugvl.planner.report.document import SCHEMA_VERSION, document
 from snugvl.planner.report.plain import bar, plain, show
 from snugvl.planner.report.sections import report
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
-from tests.planner.machines import MIB, rtx_5060
+from tests.planner.machines import GIB, MIB, rtx_5060
 from tests.planner.models import qwen3_vl
 
 
@@ -134,3 +136,14 @@ def test_json_is_complete_and_versioned(size: str) -> None:
     budget = values["budget"]
     assert budget["usable_bytes"] + budget["margin_bytes"] + budget["held_bytes"] == budget["total_bytes"]
     assert values["fits"] == (values["command"] is not None)
+
+
+def test_a_full_disk_and_short_host_memory_are_said() -> None:
+    """A recording of a machine without room on its disk was told how much the download needs alone."""
+    card = describe("rtx-3060", ram="32GiB")
+    full = replace(card, source="recorded", disk_free_bytes=3 * GIB, ram_free_bytes=500 * MIB)
+    for on, said in ((card, False), (full, True)):
+        plan = solve([Candidate(qwen3_vl("4B", fp8=True))], on, Wishes())
+        text = plain(report(plan, on, pull=True), verbose=False)
+        assert ("only 3.00 GiB free on its disk: make room" in text) is said
+        assert ("500 MiB are free, and the engine's process takes about 1.00 GiB beside" in text) is said

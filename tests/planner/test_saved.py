@@ -1,12 +1,13 @@
 """A plan in a file: what is saved is what runs, and what is no plan is refused by name."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.cli.app import run
 from snugvl.core.options import LoadOptions
 from snugvl.errors import InputError
@@ -51,12 +52,25 @@ def test_it_runs_where_it_fits_and_says_where_it_does_not(saved: Path) -> None:
     candidate, settings = Candidate(qwen3_vl("4B", fp8=True)), read(saved).settings
     roomy = machine(24 * GIB)
     kept = held_to(solve([candidate], roomy, Wishes()), candidate, roomy, settings)
-    assert require(kept).settings == settings
+    assert require(kept).settings == settings.with_host_memory(page_locked=True) != settings
     assert not kept.changed
     tight = machine(6 * GIB)
     other = held_to(solve([candidate], tight, Wishes()), candidate, tight, settings)
     assert require(other).settings != settings
     assert "doesn't fit what is free now" in other.changed
+
+
+def test_a_plan_of_linux_has_no_graphs_around_experts_that_wsl2_does_not_lock() -> None:
+    facts = catalogue_facts("Qwen/Qwen3-VL-30B-A3B-Instruct")
+    assert facts is not None
+    candidate, card = Candidate(facts), replace(machine(12 * GIB), ram_free_bytes=32 * GIB)
+    wishes = Wishes(backend="native", experts="cpu", weights="int4")
+    settings = require(solve([candidate], card, wishes)).settings
+    assert settings.page_locked
+    assert not settings.eager
+    there = replace(card, os="wsl2")
+    kept = require(held_to(solve([candidate], there, wishes), candidate, there, settings)).settings
+    assert (kept.page_locked, kept.eager) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ def test_what_people_publish_is_predicted(row: Row) -> None:
     assert 1 / 1.3 < rate(planned(row)) / row.per_s < 1.3
 
 
+@pytest.mark.parametrize(
+    "row", [row for row in NOW if "35B-A3B" in row.model], ids=lambda row: f"{row.engine} {row.place}"
+)
+def test_a_mixture_is_predicted_wherever_its_experts_are(row: Row) -> None:
+    """On the GPU, in slots of a cache by how often they are found there, on the processor."""
+    assert 1 / 1.3 < rate(planned(row)) / row.per_s < 1.3
+
+
 @pytest.mark.parametrize("row", [row for row in NOW if row.read_rate], ids=lambda row: row.place)
 def test_few_multiprocessors_are_predicted_from_the_arithmetic(row: Row) -> None:
     """By bytes alone a step of 30 multiprocessors would take a third of the time."""

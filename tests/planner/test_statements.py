@@ -71,6 +71,13 @@ def test_a_mixture_by_bitsandbytes_is_no_way_out() -> None:
     assert any("leaves a mixture's experts in bf16" in refusal.text for refusal in refused.refusals)
 
 
+def test_one_more_gpu_takes_no_speed_for_a_pool_that_one_has_already() -> None:
+    """Random plans found it: beside small pictures a pool of one GPU didn't count, of several it did."""
+    wishes = {"context": 1024, "images": 2, "quality": "bf16"}
+    one, two = (chosen(MIXTURE, "a100", wishes, count=count) for count in (1, 2))
+    assert one.settings == two.settings
+
+
 def test_a_mixture_has_a_speed_of_the_experts_that_a_token_reads() -> None:
     model = inventory(facts(MIXTURE))
     assert model.experts_read == 8 / 128

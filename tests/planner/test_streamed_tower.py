@@ -66,9 +66,9 @@ def test_the_plan_has_the_networks_bytes(size: str, form: Literal["bf16", "int8"
 def test_what_is_loaded_is_what_was_planned(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "CopyStream", LateCopies)
     wanted = Settings("native", "bf16", vision_weights=form, vision="streamed")
-    storage = loading.storage_of(wanted, "linux")
+    storage = loading.storage_of(wanted)
     assert storage == Storage("bf16", "bf16", tower=form, streamed="pinned")
-    assert loading.storage_of(wanted, "wsl2").streamed == "plain"
+    assert loading.storage_of(wanted.with_host_memory(page_locked=False)).streamed == "plain"
     tower = load_model(POCKET, dtype=BF16, device=torch.device("cpu"), storage=storage).tower
     assert tower is not None
     model = inventory(facts_of(str(POCKET), offline=True))

@@ -6,7 +6,7 @@ view, of models that other engines run, is `checkpoint/facts.py`.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from snugvl.core.formats import IntegerPrecision, integer_of
 from snugvl.errors import RequestError
@@ -244,9 +244,13 @@ class VisionTokens:
     end: int
 
 
+WHOLE_ROW: Final = 1 << 40  # columns; no row is longer
+
+
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks:
-    """The official FP8 layout: one `weight_scale_inv` per block of `rows` × `columns` weights."""
+    """FP8 weights: one `weight_scale_inv` per block of `rows` × `columns` of them; `WHOLE_ROW`: of all
+    columns."""
 
     rows: int
     columns: int

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.checkpoint.facts import FactSource, Material, ModelFacts, Role, Stored, TensorFact
-from snugvl.checkpoint.families import describe, parse_config
+from snugvl.checkpoint.families import SUPPORTED, describe, parse_config
 from snugvl.checkpoint.families.traits import Expected, Network
 from snugvl.checkpoint.gguf_facts import gguf_facts
 from snugvl.checkpoint.gguf_network import ARCHITECTURE
@@ -44,7 +44,7 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
         return gguf_facts(name, material)
     network = network or network_of(material.config, material.images, material.where)
     packing = read_packing(Section(material.config, f"{material.where}: config.json"))
-    positions = _native_positions(material)
+    positions, refusal = _native_positions(material)
     limited = positions is not None and positions < network.text.max_position_embeddings
     tensors, predicts = _classified(network, packing, material)
     return ModelFacts(
@@ -61,6 +61,7 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
         download_bytes=material.download_bytes,
         native=positions is not None,
         native_positions=positions if limited else None,
+        native_refusal=refusal,
         own=packing is not None and packing.own,
         predictor=network.predictor if predicts else None,
     )
@@ -120,12 +121,17 @@ def _as_meant(tensor: Stored, known: Expected) -> tuple[int, ...]:
     return known.shape if turned else tensor.shape
 
 
-def _native_positions(material: Material) -> int | None:
-    """Number of tokens that our own engine runs; None where it doesn't accept the configuration."""
+def _native_positions(material: Material) -> tuple[int | None, str]:
+    """(number of tokens that our own engine runs, "") or, where it refuses the configuration, (None, why).
+
+    The reason is empty where it doesn't run the family.
+    """
     try:
-        return parse_config(material.config, material.where).text.max_position_embeddings
-    except CheckpointError:
-        return None
+        return parse_config(material.config, material.where).text.max_position_embeddings, ""
+    except CheckpointError as error:
+        named = material.config.get("architectures")
+        ours = isinstance(named, list) and bool(named) and named[0] in SUPPORTED
+        return None, str(error) if ours else ""
 
 
 def folder_material(folder: Path, *, source: FactSource = "folder", revision: str | None = None) -> Material:

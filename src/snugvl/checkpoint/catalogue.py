@@ -91,6 +91,7 @@ MIXES: Final[Mapping[str, _Mix]] = {
 NARROW: Final = {"Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 UNREAD: Final = "its file has not been read; only llama.cpp is planned for it"
 _VERSION = re.compile(r"\d+\.\d+")
+_LETTERS = re.compile(r"[^a-z0-9]+")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -266,7 +267,9 @@ def did_you_mean(model: str) -> str:
             names[its_name] = repo
     if not name or names.get(name, "").lower() == model.strip().lower():
         return ""
-    begun = sorted((known for known in names if len(name) > 3 and known.startswith(name)), key=len)
+    bare = {known: _LETTERS.sub("", known) for known in names}  # Ollama's qwen2.5vl:7b begins one as well
+    start = _LETTERS.sub("", name)
+    begun = sorted((known for known in names if len(start) > 3 and bare[known].startswith(start)), key=len)
     found = begun[:1] or get_close_matches(name, names, n=1, cutoff=0.8)
     return f"; did you mean {names[found[0]]}?" if found else ""
 

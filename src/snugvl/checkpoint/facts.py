@@ -174,6 +174,8 @@ class ModelFacts:
             checkpoint allows (LongRoPE beyond its original context).
         predictor: keys and values of the multi-token predictor that the files carry, all of it; or None.
         predicts: whether the predictor is loaded.
+        native_refusal: why our own engine doesn't run this checkpoint of a family that it runs, as a sentence
+            without a full stop; empty where it does, or doesn't run the family.
     """
 
     name: str
@@ -193,6 +195,7 @@ class ModelFacts:
     gguf: GgufFacts | None = None
     predictor: KVLayer | None = None
     predicts: bool = False
+    native_refusal: str = ""
 
     def with_predictor(self) -> "ModelFacts":
         """The facts with the multi-token predictor loaded, if there is one."""

@@ -24,6 +24,7 @@ from snugvl.checkpoint.store import REPO_PREFIX, repo_folder, repo_of
 from snugvl.core.folders import expanded, hub_cache
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
+ANY: Final = "*.[gG][gG][uU][fF]"  # pattern of files
 OLLAMA: Final = "ollama:"
 HUB: Final = "hf:"
 DEFAULT_QUANT: Final = "Q4_K_M"  # llama.cpp's own
@@ -65,7 +66,7 @@ def hub_id(model: str) -> str:
     found = _PAGE.fullmatch(model.strip())
     if found is None:
         return model
-    quant = quant_of(found["file"]) if (found["file"] or "").endswith(SUFFIX) else found["quant"]
+    quant = quant_of(found["file"]) if (found["file"] or "").lower().endswith(SUFFIX) else found["quant"]
     return f"{found['id']}:{quant}" if quant else found["id"]
 
 
@@ -82,12 +83,12 @@ def gguf_files(model: str) -> GgufFiles | None:
         return _of_hub_cache(*found)
     path = expanded(model)
     if (
-        model and path.is_file() and (path.suffix == SUFFIX or is_gguf(path))
+        model and path.is_file() and (path.suffix.lower() == SUFFIX or is_gguf(path))
     ):  # else reading it says what it is
         return _beside(path)
     if not model or not path.is_dir() or (path / "config.json").is_file():
         return None
-    firsts = sorted(file for file in path.glob(f"*{SUFFIX}") if is_first(file.name))
+    firsts = sorted(file for file in path.glob(ANY) if is_first(file.name))
     if len(firsts) > 1:
         names = ", ".join(file.name for file in firsts[:5])
         raise CheckpointNotFound(f"{model} has several models ({names}); name one file: {firsts[0]}")
@@ -109,7 +110,7 @@ def _beside(path: Path) -> GgufFiles:
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise CheckpointError(f"{path.parent} lacks {missing[0]} ({len(missing)} of {len(parts)} parts)")
-    towers = projectors_of((file.name for file in path.parent.glob(f"*{SUFFIX}")), path.name)
+    towers = projectors_of((file.name for file in path.parent.glob(ANY)), path.name)
     if path.parent == _llamacpp_folder():  # OWNER_REPO_FILE, of all repositories together
         mine = path.name.lower()
         towers = [name for name in towers if mine.startswith(name.lower().partition("mmproj")[0])]
@@ -132,7 +133,7 @@ def _of_hub_cache(repo: str, quant: str) -> GgufFiles | None:
     """The files of the newest snapshot that has them; llama.cpp and others also download into this cache."""
     folder = repo_folder(repo) / "snapshots"
     for snapshot in sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True):
-        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob(f"*{SUFFIX}")]
+        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob(ANY)]
         try:
             first = first_of(names, quant, repo)
         except CheckpointNotFound:
@@ -147,7 +148,7 @@ def _of_hub_cache(repo: str, quant: str) -> GgufFiles | None:
 def hub_models() -> Iterator[str]:
     """The GGUF models of the Hub cache, as `owner/name:QUANT`."""
     for folder in sorted(hub_cache().glob(f"{REPO_PREFIX}*--*")):
-        names = {path.name for path in folder.glob(f"snapshots/**/*{SUFFIX}") if is_first(path.name)}
+        names = {path.name for path in folder.glob(f"snapshots/**/{ANY}") if is_first(path.name)}
         yield from (f"{repo_of(folder)}:{quant_of(name)}" for name in sorted(names))
 
 
@@ -162,7 +163,7 @@ def ollama_models() -> Iterator[str]:
 def lm_studio_models() -> Iterator[str]:
     """Model files that LM Studio has here."""
     for folder in ("~/.lmstudio/models", "~/.cache/lm-studio/models"):
-        for path in sorted(expanded(folder).glob(f"*/*/*{SUFFIX}")):
+        for path in sorted(expanded(folder).glob(f"*/*/{ANY}")):
             if is_first(path.name):
                 yield str(path)
 
@@ -171,8 +172,8 @@ def llamacpp_models() -> Iterator[str]:
     """Model files of llama.cpp's own cache: in one folder by older builds, in the Hub cache's layout by newer
     ones."""
     folder = _llamacpp_folder()
-    nested = () if folder == hub_cache() else folder.glob(f"{REPO_PREFIX}*/snapshots/*/**/*{SUFFIX}")
-    for path in sorted([*folder.glob(f"*{SUFFIX}"), *nested]):
+    nested = () if folder == hub_cache() else folder.glob(f"{REPO_PREFIX}*/snapshots/*/**/{ANY}")
+    for path in sorted([*folder.glob(ANY), *nested]):
         if is_first(path.name):
             yield str(path)
 

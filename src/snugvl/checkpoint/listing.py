@@ -270,7 +270,8 @@ def parts_of(name: str) -> list[str]:
     count = int(match["count"])
     if not 1 <= count <= MAX_PARTS:
         raise CheckpointError(f"{plain(name)} is one of {count:,} parts; {MAX_PARTS:,} are read at most")
-    return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, count + 1)]
+    end = name[-len(SUFFIX) :]  # in capitals, if it is
+    return [f"{match['stem']}-{number:05}-of-{match['count']}{end}" for number in range(1, count + 1)]
 
 
 def says(name: str, quant: str) -> bool:

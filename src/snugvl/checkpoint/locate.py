@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from snugvl.checkpoint.gguf_files import gguf_files, hub_id, repository
+from snugvl.checkpoint.gguf_files import HUB, OLLAMA, gguf_files, hub_id, repository
+from snugvl.checkpoint.listing import SUFFIX, is_repo
 from snugvl.checkpoint.safetensors import weight_files
 from snugvl.checkpoint.section import read_json
 from snugvl.checkpoint.store import repo_folder
@@ -30,9 +31,7 @@ def locate(model: str) -> Path:
     if folder is not None and not (is_hub_cached(model, folder) and not complete(folder)):
         return folder
     if folder is not None:
-        raise CheckpointNotFound(
-            f"the download of {model} is incomplete; finish it with: snugvl pull {model}"
-        )
+        raise incomplete(model)
     if not looks_like_hub_id((repository(model) or (model,))[0]):
         raise no_such(model)
     from snugvl.checkpoint.catalogue import meant_or
@@ -41,15 +40,33 @@ def locate(model: str) -> Path:
     raise CheckpointNotFound(f"no model {model!r} on this machine{meant_or(model, hint)}")
 
 
+def incomplete(model: str) -> CheckpointNotFound:
+    """The error about a model of which the Hub cache has some files."""
+    return CheckpointNotFound(f"the download of {model} is incomplete; finish it with: snugvl pull {model}")
+
+
 def no_such(model: str) -> CheckpointNotFound:
     """The error about a name that is no model on this machine and no Hub id either."""
-    from snugvl.checkpoint.catalogue import meant_or
+    from snugvl.checkpoint.catalogue import find, meant_or
 
     hint = f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
     if (meant := hub_id(model)) != model:
         return CheckpointNotFound(f"{model} is an address; the model's name is {meant}")
+    if "://" in model:
+        return CheckpointNotFound(f"{model} is no address of a model at Hugging Face; {hint}")
+    if (plain := model.strip().rstrip("/")) != model and find(plain) is not None:
+        return CheckpointNotFound(f"there is no folder {model!r}; a model of the Hub is written {plain}")
+    repo, _, revision = model.partition("@")
+    if looks_like_hub_id(repo) and revision:
+        way = f"snugvl pull {repo} --revision {revision}"
+        return CheckpointNotFound(f"{model!r} is no name of a model; a revision of it is had by: {way}")
+    if (path := Path(model).expanduser()).is_symlink():
+        return CheckpointNotFound(f"{model} is a link to {path.readlink()}, which isn't there")
     if _like_a_path(model):
-        return CheckpointNotFound(f"there is no folder {model!r}; {hint}")
+        what = "file" if model.lower().endswith(SUFFIX) else "folder"
+        return CheckpointNotFound(f"there is no {what} {model!r}; {hint}")
+    if ":" in model and "/" not in model and not model.startswith(HUB):
+        hint = f"a model that Ollama has here is written {OLLAMA}{model}; {hint}"
     return CheckpointNotFound(f"no model {model!r} on this machine{meant_or(model, hint)}")
 
 
@@ -84,8 +101,7 @@ def complete(folder: Path) -> bool:
 
 def looks_like_hub_id(model: str) -> bool:
     """Whether `model` has the form owner/name."""
-    parts = model.split("/")
-    return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
+    return is_repo(model) and not any(part.startswith((".", "~")) for part in model.split("/"))
 
 
 def _like_a_path(model: str) -> bool:

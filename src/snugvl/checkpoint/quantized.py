@@ -3,7 +3,8 @@
 form                            the matrix                  beside it
 FP8 blocks (Qwen)               X.weight                    X.weight_scale_inv
 compressed-tensors, packed      X.weight_packed             X.weight_scale, _zero_point, _shape, _g_idx
-compressed-tensors, int, float  X.weight                    X.weight_scale, _zero_point, X.input_scale
+compressed-tensors, int         X.weight                    X.weight_scale, _zero_point, X.input_scale
+compressed-tensors, float       X.weight                    X.weight_scale, X.input_scale
 AWQ, GPTQ, AutoRound            X.qweight (int32)           X.qzeros, X.scales, X.g_idx
 our own (`snugvl quantize`)     X.weight_codes              X.weight_upper, _scale, _zero
 
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NoReturn
 
-from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
+from snugvl.checkpoint.architecture import WHOLE_ROW, Fp8Blocks, PackedInt4
 from snugvl.checkpoint.facts import ModelFacts, Stored
 from snugvl.checkpoint.section import Section, plain, shown
 from snugvl.core.formats import FORMATS, GROUPS, INTEGERS, PREQUANTIZED, IntegerPrecision, StoredPrecision
@@ -305,8 +306,9 @@ def _other_settings(dynamic: object) -> object:
     return {key: each for key, each in dynamic.items() if each and not str(key).startswith("-:")} or None
 
 
-def _compressed_layout(section: Section) -> PackedInt4:
-    """Read compressed-tensors' "pack-quantized": 4-bit groups, symmetric or not, activations not quantised.
+def _compressed_layout(section: Section) -> Fp8Blocks | PackedInt4:
+    """Read compressed-tensors' FP8, or "pack-quantized": 4-bit groups, symmetric or not, activations not
+    quantised.
 
     Symmetric 8-bit groups may be beside them.
     """
@@ -319,12 +321,50 @@ def _compressed_layout(section: Section) -> PackedInt4:
                 "neither this nor others of its kind",
             )
     schemes = _schemes(section)
+    if schemes and all(weights.values.get("type") == "float" for _, weights in schemes.values()):
+        return _compressed_fp8(section, schemes)
     found = {_packed(section, scheme, weights.values) for scheme, weights in schemes.values()}
     order = sorted(found, key=lambda each: (each.bits, each.group, each.symmetric))
     if not order or order[0].bits != 4:
         known = "schemes of 4 bits, and beside them others of 8 bits"
         _refuse(section, "compressed-tensors", {"config_groups": sorted(schemes)}, known)
     return replace(order[0], others=tuple(order[1:]))
+
+
+def _compressed_fp8(section: Section, schemes: Mapping[str, tuple[Section, Section]]) -> Fp8Blocks:
+    """Read compressed-tensors' FP8 with a scale for each row or each block; inputs stay as they are, which is
+    finer than FP8 that is made of them for each step."""
+    found = set()
+    for scheme, weights in schemes.values():
+        values, inputs = weights.values, scheme.values.get("input_activations")
+        made = isinstance(inputs, dict) and inputs.get("dynamic") is True  # by the engine, for each step
+        has = {
+            "format": scheme.values.get("format") or section.values.get("format"),
+            "num_bits": values.get("num_bits"),
+            "strategy": values.get("strategy"),
+            "block_structure": values.get("block_structure"),
+            "symmetric": values.get("symmetric", True),
+            "input_activations": None if made else inputs,
+            "output_activations": scheme.values.get("output_activations"),
+        }
+        sides = has["block_structure"] if has["strategy"] == "block" else [1, WHOLE_ROW]
+        known = (
+            has["format"] in ("float-quantized", "naive-quantized")
+            and has["num_bits"] == 8
+            and has["strategy"] in ("channel", "block")
+            and isinstance(sides, list)
+            and len(sides) == 2
+            and all(isinstance(side, int) and side > 0 for side in sides)
+            and has["symmetric"] is True
+            and not (has["input_activations"] or has["output_activations"])
+        )
+        if not known:
+            wanted = "float-quantized weights with a scale for each row or block, activations none or dynamic"
+            _refuse(scheme, "compressed-tensors", has, wanted)
+        found.add(Fp8Blocks(*sides))
+    if len(found) != 1:
+        _refuse(section, "compressed-tensors", {"config_groups": sorted(schemes)}, "scales of one kind")
+    return found.pop()
 
 
 def _packed(section: Section, scheme: Section, weights: Mapping[str, Any]) -> PackedInt4:

@@ -16,7 +16,7 @@ from snugvl.checkpoint.facts import Material, ModelFacts, Stored
 from snugvl.checkpoint.gguf_files import file_material, gguf_files, repository
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
 from snugvl.checkpoint.listing import is_commit, of_quant
-from snugvl.checkpoint.locate import complete, is_hub_cached, looks_like_hub_id, near, no_such
+from snugvl.checkpoint.locate import complete, incomplete, is_hub_cached, looks_like_hub_id, near, no_such
 from snugvl.core.folders import cache_folder, write_whole
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
@@ -49,7 +49,12 @@ def facts_of(model: str, *, offline: bool = False) -> ModelFacts:
         return assemble(model, folder_material(folder, source="hub cache", revision=folder.name))
     if not looks_like_hub_id(model):
         raise no_such(model)
-    return _remote(model, offline=offline)
+    try:
+        return _remote(model, offline=offline)
+    except CheckpointNotFound:
+        if folder is None:
+            raise
+        raise incomplete(model) from None
 
 
 def _remote(model: str, *, offline: bool) -> ModelFacts:

@@ -13,13 +13,13 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from snugvl.checkpoint.listing import INDEX, SINGLE, shards_of
-from snugvl.checkpoint.section import foreign, read_json, shown
+from snugvl.checkpoint.section import adapter_words, foreign, read_json, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 DTYPE_BYTES = {
@@ -73,6 +73,16 @@ def read_tensors(folder: Path) -> dict[str, TensorEntry]:
                 raise CheckpointError(f"{path}: tensor {shown(name)} is also in {tensors[name].file.name}")
             tensors[name] = entry
         check_number(len(tensors), str(path))
+    return _with_fp8_scales(tensors)
+
+
+def _with_fp8_scales(tensors: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """The tensors with compressed-tensors' scales of FP8 weights by the name that Qwen's own files have."""
+    apart = [name for name in tensors if name.endswith(".weight_scale")]
+    for name in apart:
+        weight = tensors.get(name.removesuffix("_scale"))
+        if weight is not None and weight.dtype == "F8_E4M3":
+            tensors[f"{name}_inv"] = replace(tensors.pop(name), name=f"{name}_inv")
     return tensors
 
 
@@ -89,12 +99,25 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
+    if adapter := adapter_words(folder):
+        raise UnsupportedModel(adapter)
+    if stray := sorted(path.name for path in folder.glob("*.safetensors")):
+        raise CheckpointError(f"{folder} has {stray[0]}, but {_unnamed(stray[0])}")
     others = sorted(
         path.name for pattern in ("*.bin", "*.gguf", "*.pt", "*.pth") for path in folder.glob(pattern)
     )
     if others:
         raise UnsupportedModel(f"{folder} has {others[0]} but no {SINGLE}; only safetensors weights are read")
     raise CheckpointError(f"{folder} has no weights ({SINGLE} or {INDEX}); finish the download")
+
+
+def _unnamed(name: str) -> str:
+    """The clause about weights whose file isn't called as a checkpoint's are, with the way out."""
+    if name.startswith("consolidated"):
+        return f"those are in Mistral's own form; download {SINGLE}, or {INDEX} with its shards, instead"
+    if "-of-" in name:
+        return f"no {INDEX}, which says what is in which shard; download it, too"
+    return f"weights are read from {SINGLE}; if that file is the whole model, call it so"
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:

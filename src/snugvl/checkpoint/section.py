@@ -12,6 +12,7 @@ from snugvl.errors import CheckpointError
 MAX_COUNT = 2**40  # what products of a few of them still show in a line; no model has so many of anything
 MAX_LAYERS = 1000  # a name is made for each tensor of each layer: nonsense must not fill the memory
 MAX_JSON_BYTES = 64_000_000
+ADAPTER = "adapter_config.json"
 
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 100, 100, 50
@@ -100,6 +101,33 @@ def finite(value: object) -> float | None:
         return None
 
 
+def adapter_words(folder: Path) -> str | None:
+    """The sentence about a folder that holds an adapter (LoRA) of another model; None for other folders."""
+    if not (folder / ADAPTER).is_file():
+        return None
+    try:
+        base = read_json(folder / ADAPTER).get("base_model_name_or_path")
+    except CheckpointError:
+        base = None
+    of = f"of {shown(base)}" if isinstance(base, str) and base else "of another model"
+    return (
+        f"{folder} is an adapter (LoRA) {of}, not a whole model; merge it into that (merge_and_unload of "
+        "peft), and name the folder that this is saved to"
+    )
+
+
+def _absent(folder: Path, name: str) -> str:
+    """The sentence about a folder without a file that each checkpoint has, with the likely way out."""
+    if adapter := adapter_words(folder):
+        return adapter
+    inside = (each.parent for kind in ("*", "snapshots/*") for each in folder.glob(f"{kind}/{name}"))
+    if near := next((each for each in inside if next(each.glob("*.safetensors"), None)), None):
+        return f"{folder} has no {name}, but {near} has; name that folder"
+    return (
+        f"{folder} has no {name}, so it is no complete checkpoint; download it again, or name another folder"
+    )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the checkpoint.
 
@@ -113,10 +141,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES:,} bytes; no such file needs them")
         value = json.loads(raw.decode())
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.parent} has no {path.name}, so it is no complete checkpoint; download it again, or name "
-            "another folder"
-        ) from None
+        raise CheckpointError(_absent(path.parent, path.name)) from None
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

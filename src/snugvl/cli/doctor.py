@@ -241,7 +241,8 @@ def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Lin
     for gpu in machine.others:
         yield []
         memory = f"{format_size(gpu.free_bytes)} free of {format_size(gpu.total_bytes)}"
-        yield [(gpu.name, "bold"), (f" ({gpu.listed}), {memory}: GGUF files run on it, by llama.cpp.", "")]
+        where = f" ({gpu.listed})" if gpu.listed else ""  # of a description nobody has asked llama.cpp
+        yield [(gpu.name, "bold"), (f"{where}, {memory}: GGUF files run on it, by llama.cpp.", "")]
     if not machine.gpus and not machine.others:
         yield []
         apple = " On Apple silicon llama.cpp runs GGUF files on the GPU." if machine.os == "macos" else ""

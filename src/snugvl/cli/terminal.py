@@ -33,6 +33,10 @@ _PLAIN = (
     (re.compile(r"^Invalid value: "), ""),
     (re.compile(r"^Invalid value for '(--[\w-]+)': \1 "), r"\1 "),
     (re.compile(r"^Invalid value for '--([\w-]+)': \1 "), r"--\1 "),
+    (
+        re.compile(r"('\d[\d.,_ ]*\s*([kKmM]i?|e\d+)?') is not a valid int(eger)?( range)?\b"),
+        r"\1 is not a whole number in digits alone, such as 8192",
+    ),
     (re.compile(r" is not a valid int(eger)?( range)?\b"), " is not a whole number"),
     (re.compile(r" is not a valid float( range)?\b"), " is not a number"),
     (re.compile(r" is not in the range ([\d.]+) to ([\d.]+)"), r" is not between \1 and \2"),

@@ -78,7 +78,6 @@ class Participant:
             context_tokens=self.config.text.max_position_embeddings,
         )
         self._thinking = ThinkingDefault(options.thinking, thinks_about_pictures(self.facts.family))
-        self._system = place.system
         tokenizer, form = self.processor.tokenizer, self.processor.template.tool_form
         self._grammars = GrammarCompiler(tokenizer, self.config.text.vocab_size, form)
 
@@ -132,7 +131,7 @@ class Participant:
 
     def storage(self) -> Storage:
         """Its formats, for a pass that keeps no weights."""
-        whole = storage_of(self.settings, self._system)
+        whole = storage_of(self.settings)
         return replace(whole, streamed=None, embedding="gpu", expert_slots=None)
 
     def network(self, device: torch.device, told: Callable[[int], None]) -> LayeredNetwork:

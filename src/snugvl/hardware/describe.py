@@ -62,12 +62,13 @@ def describe(
     pc_bytes = ram_bytes if said and system == "wsl2" else None
     ram_bytes = ram_bytes if pc_bytes is None else pc_bytes // 2
     taken = min(SYSTEM_BYTES, ram_bytes // 4)
-    rest = f"{format_size(taken)} of it held by the system and other programs"
+    rest = f"{format_size(taken)} of it"
+    by = "held by the system and other programs"
     half = "" if pc_bytes is None else f"WSL2 has half of the PC's {format_size(pc_bytes)}, "
     notes.append(
-        f"System memory: {half}{rest}, it is assumed."
+        f"System memory: {half}{rest} is assumed to be {by}."
         if said
-        else f"System memory wasn't described; {format_size(ram_bytes)} is assumed, {rest}; "
+        else f"System memory wasn't described; {format_size(ram_bytes)} is assumed, {rest} {by}; "
         "--ram SIZE says how much there is."
     )
     machine = Machine(

@@ -29,6 +29,11 @@ _PLAIN_OPS: Final = 256  # GTX 16xx has no tensor cores: 128 fp16 multiply-adds
 _IGNORED = re.compile(
     r"nvidia|amd|intel|apple|radeon|instinct|geforce|tesla|quadro|graphics|generation|workstationedition|gpu|\((?:r|tm)\)"
 )
+_GEFORCE = re.compile(r"^[rg]tx(?=\d)")
+_OTHERS = re.compile(r"^(rtx(?=a\d)|rx(?=\d))")
+_SEVERAL = re.compile(r"(?P<count>\d{1,3})\s*[x×*]\s*(?P<one>\D.*)", re.IGNORECASE)
+_LISTED = re.compile(r"[,;+&]|\band\b")
+_WITHOUT = ("cpu", "no", "null", "false", "0")
 _NOT_WORD = re.compile(r"[^a-z0-9]+")
 
 
@@ -131,6 +136,15 @@ def lookup(name: str, total_bytes: int | None = None) -> GpuModel:
     model = find(name, total_bytes)
     if model is not None:
         return model
+    if found := _SEVERAL.fullmatch(name.strip()):
+        raise InputError(f"{name!r} is several GPUs; say --gpu {found['one']!r} --gpus {found['count']}")
+    if _LISTED.search(name):
+        raise InputError(
+            f"{name!r} is GPUs of several kinds, which can't be described; plan on that machine, or with "
+            "--machine and a recording of it (snugvl doctor --record FILE)"
+        )
+    if name.strip().lower() in _WITHOUT:
+        raise InputError(f"{name!r} is no GPU; a machine without one is described by --gpu none")
     near = nearest(name)
     hint = f"nearest: {', '.join(near)}" if near else "no name comes near"
     raise InputError(
@@ -157,10 +171,11 @@ def _index() -> dict[str, tuple[GpuModel, ...]]:
     for model in known():
         for key in dict.fromkeys(_key(name) for name in (model.name, *model.aliases)):
             found.setdefault(key, []).append(model)
-    # "5060" and "4060 laptop" mean the GeForce; where a workstation card is only told by RTX, GeForce wins.
+    # "5060" and "4060 laptop" mean the GeForce, whose digits workstation cards have as well.
     for key in list(found):
-        bare = key.removeprefix("rtx").removeprefix("gtx")
-        if bare != key and bare[:4].isdigit() and any("GeForce" in model.name for model in found[key]):
+        geforce = any("GeForce" in model.name for model in found[key])
+        bare = (_GEFORCE if geforce else _OTHERS).sub("", key)
+        if len(bare) >= 4:
             found.setdefault(bare, found[key])
     return {key: tuple(models) for key, models in found.items()}
 

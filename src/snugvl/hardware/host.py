@@ -113,16 +113,21 @@ def _within(limits: Limits, whole: HostMemory) -> HostMemory:
 
 
 def _memory(root: Path) -> HostMemory:
-    """Memory of the whole machine, from /proc/meminfo or else psutil."""
+    """Memory of the whole machine, from /proc/meminfo, else psutil, else the C library."""
     try:
         lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
         values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
         return HostMemory(values["MemTotal"], values["MemAvailable"])
     except (OSError, ValueError, KeyError):
-        import psutil
+        pass
+    import psutil
 
+    try:
         found = psutil.virtual_memory()
         return HostMemory(found.total, found.available)
+    except OSError:  # Linux without /proc
+        total, free = (os.sysconf(name) for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+        return HostMemory(total * os.sysconf("SC_PAGE_SIZE"), free * os.sysconf("SC_PAGE_SIZE"))
 
 
 _CGROUPS: Final = Path("sys/fs/cgroup")

@@ -134,7 +134,7 @@ class Machine:
 LANE_BYTES_PER_S: Final = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
 
-_DDR: Final = re.compile(r"(?:([1-9]\d?)x)?(?:lp)?ddr([345]x?)-?(\d{3,5})", re.ASCII)
+_DDR: Final = re.compile(r"(?:([1-9]\d?)x)?(?:lp)?ddr([345]x?)[\s-]?(\d{3,5})\s?(?:mhz|mt/s)?", re.ASCII)
 # Bytes per second that a processor reads of host memory of which nothing is known: half of two DDR5 channels.
 HOST_RATE: Final = 30e9
 CHANNEL_BYTES: Final = 8  # a transfer

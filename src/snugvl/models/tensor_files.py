@@ -173,7 +173,9 @@ def dequantise(values: torch.Tensor, scale: torch.Tensor, blocks: Fp8Blocks) -> 
     `scale[i, j]` multiplies rows `i·128 …` and columns `j·128 …` (the last blocks may be cut).
     """
     rows, columns = values.shape
-    wide = scale.repeat_interleave(blocks.rows, 0)[:rows].repeat_interleave(blocks.columns, 1)[:, :columns]
+    wide = scale.repeat_interleave(blocks.rows, 0)[:rows]
+    if blocks.columns < columns:
+        wide = wide.repeat_interleave(blocks.columns, 1)[:, :columns]
     return values.float() * wide
 
 
@@ -202,7 +204,8 @@ def check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks
     if scale.shape != expected or scale.dtype not in ("BF16", "F32", "F16"):
         raise CheckpointError(
             f"{scale.file}: tensor {scale.name!r} is {scale.dtype} {list(scale.shape)}, "
-            f"expected {list(expected)} scales for blocks of {blocks.rows}x{blocks.columns}"
+            f"expected {list(expected)} scales for blocks of {blocks.rows}x"
+            f"{min(blocks.columns, entry.shape[1])}"
         )
 
 

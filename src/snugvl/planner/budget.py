@@ -12,7 +12,7 @@ A budget never shrinks when more memory is free.
 
 from dataclasses import dataclass, replace
 
-from snugvl.core.sizes import GIB, MIB
+from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.hardware.calibration import estimate
 from snugvl.hardware.devices import NAMES
 from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, OperatingSystem
@@ -28,7 +28,7 @@ class Budget:
 
     `forbidden_bytes`: the part of the margin that is left alone only because a limit was given.
     `ram_bandwidth`, `cores`: of the machine around it, see `Machine`; no cores: unknown.
-    `most_bytes`: of host memory under WSL2, what it could be given (`wsl_most_bytes`); else 0.
+    `most_bytes`: of host memory under WSL2, what it could be given (`wsl_most_bytes`); else None.
     """
 
     name: str
@@ -41,12 +41,17 @@ class Budget:
     system: OperatingSystem = "linux"
     ram_bandwidth: float | None = None
     cores: int = 0
-    most_bytes: int = 0
+    most_bytes: int | None = None
 
     @property
     def usable_bytes(self) -> int:
         """Bytes that a footprint may take, its CUDA context included."""
         return max(0, self.total_bytes - self.held_bytes - self.margin_bytes)
+
+    @property
+    def page_locks(self) -> bool:
+        """Whether the system gives page-locked memory for gigabytes of weights, of which WSL2 has little."""
+        return self.system != "wsl2"
 
     @property
     def free_bytes(self) -> int:
@@ -155,13 +160,20 @@ def wsl_words(needed_bytes: int) -> str:
     )
 
 
-def wsl_most_bytes(machine: Machine) -> int:
-    """Memory that WSL2 could be given of the PC around it, in bytes, Windows left its part; 0 elsewhere.
+def wsl_remedy(needed_bytes: int, most_bytes: int) -> str:
+    """The clause that says how WSL2 gets so much host memory, of a PC that can give it `most_bytes`."""
+    if needed_bytes <= most_bytes:
+        return f" for WSL2: {wsl_words(needed_bytes)}"
+    return f" for WSL2, of a PC that has {format_size(needed_bytes + WINDOWS_BYTES)}"
+
+
+def wsl_most_bytes(machine: Machine) -> int | None:
+    """Memory that WSL2 could be given of the PC around it, in bytes, Windows left its part; None elsewhere.
 
     Of a PC whose memory nobody said WSL2 has half, as it does by default.
     """
     if machine.os != "wsl2" or machine.container:
-        return 0
+        return None
     return max((machine.pc_ram_bytes or 2 * machine.ram_total_bytes) - WINDOWS_BYTES, 0)
 
 

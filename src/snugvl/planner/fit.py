@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from snugvl.core.sizes import format_size
-from snugvl.planner.budget import Budget, ram_for, wsl_words
+from snugvl.planner.budget import Budget, ram_for, wsl_remedy
 from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
@@ -139,12 +139,15 @@ class Fitter:
             reached = most[0], *reached[1:]
         if led and "concurrency" in self.rules.honours and self.rules.at_once(most[3], 1) == 1:
             reached = *reached[:3], most[3]
-        if fitted.settings.gpus > 1 and reached[2] < most[2] and self._could_hold(fitted.settings, most[2]):
+        if len(self.budgets) > 1 and reached[2] < most[2] and self._could_hold(fitted.settings, most[2]):
             return *reached[:2], most[2], reached[3]
         return reached
 
     def _could_hold(self, settings: Settings, tokens: int) -> bool:
-        """Whether `tokens` tokens could be in flight: vLLM's cache takes all memory that is left."""
+        """Whether `tokens` tokens could be in flight: in a pool, or on several GPUs, whose cache with vLLM is
+        all that is left."""
+        if self.rules.pooled or settings.gpus == 1:
+            return self.rules.pooled and settings.kv_tokens >= tokens
         at_once = -(-tokens // settings.context)
         return self.fits(self._leanest(replace(settings, concurrency=max(settings.concurrency, at_once))))
 
@@ -219,7 +222,7 @@ class Fitter:
         if least is None or not least.host_experts or self.host is None or self.budgets[0].device.unified:
             return None
         needed = ram_for(self.rules.host_bytes(self.option.model, least), self.host.held_bytes)
-        how = f": {wsl_words(needed)}" if needed <= self.host.most_bytes else ""
+        how = "" if self.host.most_bytes is None else wsl_remedy(needed, self.host.most_bytes)
         return f"it fits with {format_size(needed)} of host memory{how}"
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
@@ -241,14 +244,12 @@ class Fitter:
             vision=self.option.parts.vision,
             embedding=self.option.parts.embedding,
             expert_slots=0 if self.option.parts.experts == "cpu" else None,
-            # Under WSL2 page-locked memory is scarce, and only that a GPU reads by itself.
-            eager=self.option.parts.experts != "cpu" or self.budgets[0].system == "wsl2",
             pool_tokens=goal.pool if self.rules.pooled else 0,
             float32=self.option.float32,
             sequences=goal.sequences,
             predictor=self.option.model.facts.predicts,
             on_gpu=not self.cpu,
-        )
+        ).with_host_memory(page_locked=self.budgets[0].page_locks)
 
     def variants(self, base: Settings) -> tuple[Settings, ...]:
         """Settings that differ in speed alone, fastest first."""

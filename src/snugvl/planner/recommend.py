@@ -103,7 +103,7 @@ def _ours(choice: Choice, machine: Machine, wishes: Wishes) -> Choice | None:
 
 def _widened(machine: Machine) -> Machine | None:
     """The machine with as much of the PC's memory as WSL2 could be given; None where there is no more."""
-    more = wsl_most_bytes(machine) - machine.ram_total_bytes
+    more = (wsl_most_bytes(machine) or 0) - machine.ram_total_bytes
     if more <= 0:
         return None
     total, free = machine.ram_total_bytes + more, machine.ram_free_bytes + more
@@ -186,6 +186,8 @@ def _of_ggufs(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wi
     choice = other.choice
     if choice is None or (plan.choice is not None and (choice.option.offload or choice.budget.gpu is None)):
         return plan
+    if choice.settings.host_experts:
+        return plan  # `_beyond` weighs all editions
     if published_as(choice.option.model.name) is None:
         return replace(plan, instead=choice)
     return replace(other, beside=plan.choice, named=named.name if named else "")
@@ -214,7 +216,7 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
     room = host_budget(machine).usable_bytes
     room = room if machine.os == "wsl2" else room * 3 // 4
     short: list[Reason] = []
-    slow: Plan | None = None
+    slow: list[tuple[bool, tuple[int, ...], Plan]] = []  # whether quick, how comfortable
     for candidate in _mixtures(named, machine):
         if named is None and mine is not None and candidate.quality <= mine.quality - bool(plan.quicker):
             break  # best first; the model itself only where its GGUF is the quicker one
@@ -231,13 +233,14 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
         called = named.name if named else ""
         slower = tuple(each for each in plan.slower if each.quality > candidate.quality)
         found = replace(other, beside=mine, named=called, rejections=others, slower=slower)
-        if _quick_enough(other.choice, mine, wishes) and beside_gpu_bytes(other.choice) <= room:
+        quick = _quick_enough(other.choice, mine, wishes)
+        if quick and beside_gpu_bytes(other.choice) <= room:
             return found
-        slow = slow or found
+        slow.append((quick, other.choice.score.comfort[:2], found))
     if named is None or mine is not None:
         return plan
-    if slow is not None:
-        return slow
+    if slow:
+        return max(slow, key=lambda each: each[:2])[2]  # the first of equals
     smallest = (replace(each, remedy=f"as {each.model} {each.remedy}") for each in short[-1:])
     return replace(plan, refusals=(*plan.refusals, *smallest))
 

@@ -1,6 +1,6 @@
 """Settings of a run: every choice that changes a byte of memory, as one frozen value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from snugvl.core.config import KVFormat as KVFormat
@@ -44,6 +44,8 @@ class Settings:
         host_experts: decoder layers, the first ones, whose experts stay in host memory (llama.cpp alone).
         expert_slots: experts of each layer that have a copy on the GPU, all being in host memory (our engine
             alone); None: all are on the GPU.
+        page_locked: whether weights in host memory are page-locked, where a GPU reads them by itself (our
+            engine alone); see `with_host_memory`.
         on_gpu: whether there is a GPU (used by llama.cpp alone, whose layers' places follow from it).
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.
         data_parallel: copies of the model, each with its share of the requests.
@@ -84,7 +86,16 @@ class Settings:
     predictor: bool = False
     host_experts: int = 0
     expert_slots: int | None = None
+    page_locked: bool = True
     on_gpu: bool = True
+
+    def with_host_memory(self, *, page_locked: bool) -> "Settings":
+        """The settings on a system that gives page-locked memory for weights, or none.
+
+        Steps with experts in host memory are CUDA graphs only where the GPU reads them by itself.
+        """
+        eager = self.eager if self.expert_slots is None else not page_locked
+        return replace(self, page_locked=page_locked, eager=eager)
 
     @property
     def kv_tokens(self) -> int:

@@ -265,9 +265,10 @@ def _offloaded(plan: Plan, fitters: list[Fitter], host: Budget) -> Plan:
 def held_to(plan: Plan, candidate: Candidate, machine: Machine, settings: Settings) -> Plan:
     """The plan with saved settings instead of the solver's where they fit here; else the solver's, which says
     why."""
+    found = budgets(machine, plan.wishes.memory_bytes)
+    settings = settings.with_host_memory(page_locked=found[0].page_locks)  # as here, not where it was saved
     if plan.choice is not None and plan.choice.settings == settings:
         return plan
-    found = budgets(machine, plan.wishes.memory_bytes)
     guesses: SpeculationName = "mtp" if settings.predictor else "off"
     wishes = replace(plan.wishes, backend=settings.engine, speculation=guesses)
     possible, _ = _possible(candidate, machine, wishes, found, {})

@@ -209,12 +209,12 @@ def _experts_crossing_s(model: Inventory, settings: Settings, budget: Budget) ->
     if mixture is None or slots is None or gpu is None:
         return 0, 0.0, 0.0
     fast = gpu.link_bandwidth or ASSUMED_LINK
-    one, many = (PAGEABLE_RATE, copy_rate(gpu)) if budget.system == "wsl2" else (fast, fast)
+    one, many = (fast, fast) if settings.page_locked else (PAGEABLE_RATE, copy_rate(gpu))
     total, share = part_bytes(model, settings, "decoder", experts=True), slots / mixture.count
     crossing = total * model.experts_read * (1 - hit_rate(share))
     tokens = min(settings.context, settings.images * largest_image(model, settings.max_pixels).tokens)
     chunks = -(-(tokens + PROMPT_TEXT_TOKENS) // settings.chunk)
-    started = model.facts.text.num_layers * EAGER_S if budget.system == "wsl2" else 0.0
+    started = 0.0 if settings.page_locked else model.facts.text.num_layers * EAGER_S
     return round(crossing), crossing / min(one, fast), chunks * (total * (1 - share) / many + started)
 
 

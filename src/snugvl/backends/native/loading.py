@@ -41,7 +41,7 @@ from snugvl.engine.claims import DeviceClaim, loading_onto
 from snugvl.engine.engine import Engine
 from snugvl.errors import DoesNotFit, SnugvlError
 from snugvl.hardware import host
-from snugvl.hardware.machine import Machine, OperatingSystem
+from snugvl.hardware.machine import Machine
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.reasoning import ThinkingDefault
 from snugvl.layers.device import release
@@ -212,7 +212,7 @@ def _network(
             folder,
             dtype=kind,
             device=place.device,
-            storage=storage_of(settings, place.system),
+            storage=storage_of(settings),
             readers=readers,
             piece_bytes=piece_bytes,
             progress=_of_weights(report),
@@ -317,15 +317,15 @@ def capabilities_of(
     )
 
 
-def storage_of(settings: Settings, system: OperatingSystem) -> Storage:
-    """The formats and places of weights; streamed ones in plain memory under WSL2, where pinned is scarce."""
+def storage_of(settings: Settings) -> Storage:
+    """The formats and places of a plan's weights."""
     layers = "bf16" if settings.weights == "fp32" else settings.weights
-    memory: Literal["plain", "pinned"] = "plain" if system == "wsl2" else "pinned"
+    memory: Literal["plain", "pinned"] = "pinned" if settings.page_locked else "plain"
     streamed = memory if settings.vision == "streamed" else None
     embedding: Literal["gpu", "cpu"] = "cpu" if settings.embedding == "cpu" else "gpu"
     return Storage(
         layers, settings.head, tower=settings.vision_weights, streamed=streamed, embedding=embedding,
-        expert_slots=settings.expert_slots, experts_pinned=memory == "pinned",
+        expert_slots=settings.expert_slots, experts_pinned=settings.page_locked,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from snugvl.planner.capabilities import TORCH, older
 from snugvl.planner.commands import beside_gpu_bytes, next_command, plain_command
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.rules import parts_of
+from snugvl.planner.engines.transformers.footprint import HOST_PROCESS_BYTES
 from snugvl.planner.footprint.vision import pixels_for, scales
 from snugvl.planner.footprint.weights import crossing_bytes, part_bytes
 from snugvl.planner.plan import Choice, Plan
@@ -131,8 +132,9 @@ def headline(plan: Plan, machine: Machine) -> str:
     only = f", only with layers in host memory{slow}" if plan.choice.option.offload else ""
     if experts := _experts(plan.choice):
         only = f", with {experts} in host memory{_paced(plan.choice, ', at about')}"
-        if ddr := plan.choice.speed.ddr:
-            only += f" ({ddr[1]:,.0f} to {ddr[2]:,.0f}, by the kind of host memory)"
+        ends = tuple(f"{rate:,.0f}" for rate in (plan.choice.speed.ddr or ("", 0.0, 0.0))[1:])
+        if ends[0] != ends[1]:  # a core alone is slower than any kind
+            only += f" ({ends[0]} to {ends[1]}, by the kind of host memory)"
     if only and plan.instead is not None:
         other = plan.instead
         same = other.option.model.name == name
@@ -328,7 +330,15 @@ def _llamacpp_notes(plan: Plan, choice: Choice) -> list[str]:
 def _host_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
     """Sentences on a mixture in host memory: the bytes that its experts take, and what else one could run, or
     one runs instead."""
-    taken, notes = beside_gpu_bytes(choice), []
+    taken, notes = beside_gpu_bytes(choice), list[str]()
+    torch = not rules_of(choice.option.engine).reads_only_gguf
+    process = HOST_PROCESS_BYTES if torch else rules_of(choice.option.engine).process_bytes
+    gpu = choice.budget.gpu
+    if gpu is not None and not gpu.unified and machine.ram_free_bytes < process:
+        notes.append(
+            f"Host memory: {format_size(machine.ram_free_bytes)} are free, and the engine's process takes "
+            f"about {format_size(process)} beside the GPU; where it gets no more, the system ends it."
+        )
     if taken and _experts(choice):
         usable = format_size(host_budget(machine).usable_bytes)
         notes.append(
@@ -337,7 +347,7 @@ def _host_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
             "slowly."
         )
     alone = choice.budget.gpu is None and choice.option.model.mixed
-    if plan.beside is not None and (alone or notes):
+    if plan.beside is not None and (alone or (taken and _experts(choice))):
         notes.append(_weighed(plan.beside, choice))
     if plan.roomier is not None:
         notes.append(_weighed(choice, plan.roomier))
@@ -563,11 +573,12 @@ def _run(
         return
     if rules_of(choice.option.engine).reads_only_gguf:
         yield _llamacpp_step(choice)
-    room = f"{format_size(machine.disk_free_bytes)} free on this disk"
-    if machine.source != "probed":
-        room = "that much disk is needed"
-    elif machine.disk_free_bytes < facts.download_bytes:
+    disk = "this disk" if machine.source == "probed" else "its disk"
+    room = f"{format_size(machine.disk_free_bytes)} free on {disk}"
+    if machine.source != "described" and machine.disk_free_bytes < facts.download_bytes:
         room = f"only {room}: make room, or set HF_HOME to another disk"
+    elif machine.source != "probed":
+        room = "that much disk is needed"
     size = f"{format_size(facts.download_bytes)} to download; {room}"
     title = f"{title} ({size}):" if title else f"{size}:"
     yield NextStep(title, (f"snugvl pull {shlex.quote(facts.name)}", command))

@@ -73,6 +73,8 @@ class NativeRules(EngineRules):
         stored, capability = stored_format(model), device.compute_capability
         if model.facts.gguf is not None and model.facts.gguf.why_not:
             return Reason("native", model.facts.gguf.why_not)
+        if model.facts.native_refusal:
+            return Reason("native", model.facts.native_refusal)
         if not model.facts.native:
             what = f"run the {model.facts.family} family yet"
             if stored in INTEGERS:
@@ -129,6 +131,12 @@ class NativeRules(EngineRules):
             for weights, parts in product(formats, list(alike))
             if not apart or _room_for(held[weights] - beside + host_memory_bytes(parts, model), device)
         ]
+
+    def stored_as(self, option: Option) -> str:
+        """Why it has no other formats, as a clause: FP8 in other blocks than its kernels' is made wide."""
+        if stored_format(option.model) == "fp8" and not keeps_fp8(option.model):
+            return "its FP8 isn't in blocks of 128 × 128, so our engine makes it bf16, or rounds it again"
+        return super().stored_as(option)
 
     def context_limit(self, facts: ModelFacts) -> int:
         """Tokens of the longest context: our rotary embeddings may reach less far."""
