@@ -541,8 +541,8 @@ def trial(judge: Judge, index: int, bits: int, group: int, way: str) -> None:
     judge.show(f"{way}, {bits} bits, {group}", index, layer, began, bits=bits + 32 / group)
 
 
-def several(judge: Judge, layers: Sequence[int], bits: int, group: int, way: str) -> None:
-    """One way on all these layers at once."""
+def rounded_layers(judge: Judge, layers: Sequence[int], bits: int, group: int, way: str) -> dict[int, Path]:
+    """Files of weights of these layers, rounded so behind exact layers; what isn't there is made."""
     how, turned, settings = meant(judge.net, bits, group, way)
     share = settings.pop("SHARE", rounding.SHARE)
     rounded = {index: judge.work / f"{way}-{index}.pt" for index in layers}
@@ -553,6 +553,12 @@ def several(judge: Judge, layers: Sequence[int], bits: int, group: int, way: str
                 round_layer(layer, judge.states(index)[0], judge.given.lengths, turned, how, share)
             torch.save({name: each.half() for name, each in layer.weights.items()}, kept)
             print(f"{way} layer {index}: {time.process_time() - began:.0f} s", flush=True)
+    return rounded
+
+
+def several(judge: Judge, layers: Sequence[int], bits: int, group: int, way: str) -> None:
+    """One way on all these layers at once."""
+    rounded = rounded_layers(judge, layers, bits, group, way)
 
     def layer_of(index: int) -> Layer:
         layer = judge.net.layer(index)

@@ -95,7 +95,9 @@ def test_blocks_mean_what_was_rounded_to_ggmls_own_reader(kind: Any, *, compensa
     assert torch.equal(reference(raw, kind), made.values())
     step = made.lines.scale.abs().repeat_interleave(made.grid.group, 1)
     assert ((made.values() - values).abs() <= 16 * step).all()
-    most = {3.4375: 0.25, 4.5: 0.13, 5.0: 0.1, 5.5: 0.07, 6.0: 0.05, 6.5625: 0.03, 8.5: 0.01}[made.grid.held_bits]
+    most = {3.4375: 0.25, 4.5: 0.13, 5.0: 0.1, 5.5: 0.07, 6.0: 0.05, 6.5625: 0.03, 8.5: 0.01}[
+        made.grid.held_bits
+    ]
     assert (made.values() - values).norm() < most * values.norm()
     assert not made.values()[3].any()
 

@@ -277,7 +277,7 @@ class WrittenCheckpoint:
         bits: mean bits of a rounded weight, in files and in memory, scales included.
         widths: bits of each matrix' codes, by label.
         wide: number of the decoder's matrices that stay as they are.
-        costs: nats a token that each matrix costs in 4 bits, by label.
+        costs: nats a token that each matrix costs in its fewest bits, by label.
     """
 
     bits: float
