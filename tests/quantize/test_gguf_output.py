@@ -22,6 +22,7 @@ from snugvl.layers.ggml import LAYOUTS
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import load_model
 from snugvl.quantize import gguf_output, grids, passes, rounding
+from snugvl.quantize.gguf_output import block_grids
 from snugvl.quantize.grids import BLOCKS, Grid
 from snugvl.quantize.rounding import Moments, Rounded, rounded
 from tests import checkpoints, gguf_models, hybrid, text_checkpoints
@@ -148,14 +149,19 @@ def test_columns_in_another_order_are_rounded_as_neighbours_there() -> None:
     assert torch.equal(made.values()[:, order], there.values())
 
 
+def test_three_bits_are_taken_where_four_have_no_room() -> None:
+    assert [grid.block for grid in block_grids(512, 4.5)] == ["Q4_K", "Q5_K", "Q6_K", "Q8_0"]
+    assert [grid.block for grid in block_grids(512, 4.4)] == ["Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0"]
+    assert block_grids(288, 3.5)[0].block == "Q4_0"
+
+
 # Families of the same orders of rows; `eight_bits` below has each.
 @pytest.mark.parametrize("name", [*MODELS, "qwen3vl", "qwen35"])
 @pytest.mark.sample("qwen3vl", "qwen35")
 def test_our_engine_reads_what_was_rounded(
     quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Every matrix to the bit, in as many bits as were wished for; all else as it was, but for 8 bits. Three
-    bits are taken where four have no room."""
+    """Every matrix to the bit, in as many bits as were wished for; all else as it was, but for 8 bits."""
     bits = 3.8 if name == "qwen3vl" else 5.4
     wide, out = source(tmp_path / "made", name), tmp_path / "my model"
     given: list[Rounded] = []
