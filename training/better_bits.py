@@ -5,6 +5,7 @@
     PYTHONPATH=.:src:benchmarks python -m training.better_bits WORK alone --layers 14 --ways base folded
     PYTHONPATH=.:src:benchmarks python -m training.better_bits WORK layer --layers 14 --ways base rotated
     PYTHONPATH=.:src:benchmarks python -m training.better_bits WORK peer --layers 14
+    PYTHONPATH=.:src:benchmarks python -m training.better_bits WORK several --layers 2 9 --ways ggml-Q3_K
 
 A whole model takes more than an hour there, a layer two minutes: all but the chosen one stay exact, so
 figures are comparable among themselves, and small. `answers` asks the model in bf16, `collect` passes
@@ -14,6 +15,9 @@ through the exact network once, and keeps the hidden states before each chosen l
     KL       nats a token, from the exact network to the one in which this layer alone is rounded (`layer`)
     lost     for each matrix, the mean square of what its outputs lose on held-out inputs, relative (`alone`:
              each matrix behind exact ones, some rows of the large ones)
+
+`several` rounds each of these layers behind exact ones, keeps what comes of it in WORK, so that it may be
+ended and go on, and judges the network in which all of them are rounded.
 
 `peer` rounds with ggml's own code (out of the wheel xllamacpp) to the types that the released file has, with
 those mean squares as importance matrix, which is what llama-quantize does with an --imatrix of such texts.
@@ -25,7 +29,7 @@ import json
 import math
 import pydoc_data.topics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -47,7 +51,7 @@ from snugvl.quantize.grids import Grid, Lines
 HELD_OUT, TEXT_TOKENS, CHARACTERS = 12, 600, 2000
 CHAPTERS = ("specialnames", "typesseq")
 RELEASED = "Q4_K_M"
-PIECE, EVERY = 512, 2  # of the calibration texts every second is taken
+PIECE, EVERY = 512, 2  # of the calibration texts every second is taken, unless --every says otherwise
 NAMES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 STORED = {
     "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -193,7 +197,7 @@ def answers(work: Path) -> None:
     (work / "answers.json").write_text(json.dumps(pairs))
 
 
-def material(work: Path) -> tuple[Tokens, Tokens]:
+def material(work: Path, every: int) -> tuple[Tokens, Tokens]:
     """(calibration, held out)."""
     from tokenizers import Tokenizer
 
@@ -213,12 +217,12 @@ def material(work: Path) -> tuple[Tokens, Tokens]:
     judged += range(start, start + TEXT_TOKENS)
     given = [[*prompt, *answer] for prompt, answer in asked[HELD_OUT:]]
     given += [ids(pydoc_data.topics.topics[each][:CHARACTERS]) for each in CHAPTERS]
-    return Tokens([each[:PIECE] for each in given[::EVERY]], []), Tokens(held, judged)
+    return Tokens([each[:PIECE] for each in given[::every]], []), Tokens(held, judged)
 
 
-def collect(work: Path, layers: Sequence[int]) -> None:
+def collect(work: Path, layers: Sequence[int], every: int) -> None:
     """Keep hidden states before `layers`, mean squares of inputs of all matrices, and what is exact."""
-    net, (given, held) = Network(), material(work)
+    net, (given, held) = Network(), material(work, every)
     squares: dict[str, torch.Tensor] = {}
     states = [net.embedded(list(chain.from_iterable(each.sequences))) for each in (given, held)]
     print(f"{len(states[0])} tokens for calibration, {len(states[1])} held out", flush=True)
@@ -329,7 +333,7 @@ def round_layer(
     given: torch.Tensor,
     lengths: Sequence[int],
     turned: dict[str, Turned],
-    how: Rounder,
+    how: Mapping[str, Rounder],
     share: float,
 ) -> None:
     """Round the matrices of a layer one behind the other, in place; `given`: its exact inputs."""
@@ -361,7 +365,7 @@ def round_layer(
         moments.sums, moments.count = x.T @ x, len(x)
         torch.set_float32_matmul_precision("highest")
         moments.lost = lacking.T @ x * (share / rounding.SHARE)
-        made = how(weight, moments) / scale
+        made = how[name](weight, moments) / scale
         if turn.outputs is not None:
             made = turn.outputs @ made
         if turn.inputs is not None:
@@ -417,7 +421,7 @@ def alone(judge: "Judge", index: int, bits: int, group: int, way: str, names: Se
         moments = rounding.Moments(len(given), given.device, rows=None)
         moments.sums, moments.count = given, 1
         with mock.patch.multiple(rounding, **settings):
-            made = how(weight, moments)
+            made = how[name](weight, moments)
         if turn.inputs is not None:
             made = made @ turn.inputs.T
         off = made / scale * norm - exact
@@ -461,9 +465,9 @@ def lost(layer: Layer, exact: Layer, held: torch.Tensor, lengths: Sequence[int])
 class Judge:
     """The exact network's log-probabilities of held-out tokens, and what others cost."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, every: int) -> None:
         self.work, self.net = work, Network()
-        self.given, self.held = material(work)
+        self.given, self.held = material(work, every)
         self.exact = torch.load(work / "exact.pt", mmap=True)
         self.answers = len(self.held.judged) - TEXT_TOKENS
 
@@ -472,11 +476,16 @@ class Judge:
         found: list[torch.Tensor] = torch.load(self.work / f"before{index}.pt")
         return found
 
-    def judged(self, index: int, changed: Layer) -> tuple[float, float, float]:
-        """KL of answers and of the text, and the share of likeliest tokens of answers that stay."""
-        x = changed.computed(self.states(index)[1], self.held.lengths)
-        for behind in range(index + 1, self.net.depth):
-            x = self.net.layer(behind).computed(x, self.held.lengths)
+    def judged(self, first: int, layer_of: Callable[[int], Layer]) -> tuple[float, float, float]:
+        """KL of answers and of the text, and the share of likeliest tokens of answers that stay.
+
+        Args:
+            first: the first layer that isn't exact.
+            layer_of: gives that and all behind it.
+        """
+        x = self.states(first)[1]
+        for index in range(first, self.net.depth):
+            x = layer_of(index).computed(x, self.held.lengths)
         x = x[self.held.judged]
         kl, same = [], []
         for start in range(0, len(x), 256):
@@ -490,7 +499,7 @@ class Judge:
     def show(self, name: str, index: int, changed: Layer, began: float, **more: Any) -> None:
         """Judge, print a line, and keep it."""
         losses = lost(changed, self.net.layer(index), self.states(index)[1], self.held.lengths)
-        answers, text, same = self.judged(index, changed)
+        answers, text, same = self.judged(index, lambda at: changed if at == index else self.net.layer(at))
         print(f"{name:<34}layer {index:<4}{answers:>10.6f}{text:>10.6f}{same:>8.2%}  ", end="")
         print(*(f"{each}: {value:.2e}" for each, value in losses.items()), end="")
         print(f"  {time.process_time() - began:.0f} s", flush=True)
@@ -499,23 +508,27 @@ class Judge:
             file.write(json.dumps(row | more) + "\n")
 
 
-def meant(net: Network, bits: int, group: int, way: str) -> tuple[Rounder, dict[str, Turned], dict[str, Any]]:
-    """(the rounding, rotations, changed constants of `rounding`) of KIND[,SETTING=VALUE…]; KIND: load, base,
-    folded, rotated, online, load-folded, load-rotated, load-online, ggml-TYPE,
-    gptq-TYPE, blocks-TYPE (BITS and GROUP count not)."""
+def meant(
+    net: Network, bits: int, group: int, way: str
+) -> tuple[dict[str, Rounder], dict[str, Turned], dict[str, Any]]:
+    """(the rounding of each matrix, rotations, changed constants of `rounding`) of KIND[,SETTING=VALUE…];
+    KIND: load, base, folded, rotated, online, load-folded, load-rotated, load-online, gptq-TYPE,
+    ggml-TYPE, blocks-TYPE (BITS and GROUP count not), either with +TYPE for the MLP."""
     kind, *given = way.split(",")
     settings = {"TRUST": rounding.TRUST}
     settings |= {key: float(value) for key, value in (each.split("=") for each in given)}
     how = (plainly if kind.startswith("load") else compensated)(bits, group)
-    if kind.startswith("ggml-"):
-        how, kind = by_ggml(kind.removeprefix("ggml-")), "base"
     if kind.startswith("gptq-"):
         how, kind = compensated_in(kind.removeprefix("gptq-")), "base"
-    if kind.startswith("blocks-"):
-        how, kind = in_blocks(kind.removeprefix("blocks-")), "folded"
+    hows = dict.fromkeys(NAMES, how)
+    for start, rounder, turn in (("blocks-", in_blocks, "folded"), ("ggml-", by_ggml, "base")):
+        if kind.startswith(start):
+            first, _, second = kind.removeprefix(start).partition("+")
+            of = {"qkv_proj": first, "o_proj": first}
+            hows, kind = {name: rounder(of.get(name, second or first)) for name in NAMES}, turn
     kind = kind.removeprefix("load").strip("-") or "base"
     turned = turns(net, kind, settings.pop("POWER", 0.0), settings.pop("WEIGHTS", 0.0))
-    return how, turned, {key: type(getattr(rounding, key))(value) for key, value in settings.items()}
+    return hows, turned, {key: type(getattr(rounding, key))(value) for key, value in settings.items()}
 
 
 def trial(judge: Judge, index: int, bits: int, group: int, way: str) -> None:
@@ -526,6 +539,38 @@ def trial(judge: Judge, index: int, bits: int, group: int, way: str) -> None:
     with mock.patch.multiple(rounding, **settings):
         round_layer(layer, judge.states(index)[0], judge.given.lengths, turned, how, share)
     judge.show(f"{way}, {bits} bits, {group}", index, layer, began, bits=bits + 32 / group)
+
+
+def rounded_layers(judge: Judge, layers: Sequence[int], bits: int, group: int, way: str) -> dict[int, Path]:
+    """Files of weights of these layers, rounded so behind exact layers; what isn't there is made."""
+    how, turned, settings = meant(judge.net, bits, group, way)
+    share = settings.pop("SHARE", rounding.SHARE)
+    rounded = {index: judge.work / f"{way}-{index}.pt" for index in layers}
+    for index, kept in rounded.items():
+        if not kept.exists():
+            layer, began = judge.net.layer(index), time.process_time()
+            with mock.patch.multiple(rounding, **settings):
+                round_layer(layer, judge.states(index)[0], judge.given.lengths, turned, how, share)
+            torch.save({name: each.half() for name, each in layer.weights.items()}, kept)
+            print(f"{way} layer {index}: {time.process_time() - began:.0f} s", flush=True)
+    return rounded
+
+
+def several(judge: Judge, layers: Sequence[int], bits: int, group: int, way: str) -> None:
+    """One way on all these layers at once."""
+    rounded = rounded_layers(judge, layers, bits, group, way)
+
+    def layer_of(index: int) -> Layer:
+        layer = judge.net.layer(index)
+        if index in rounded:
+            layer.weights = {name: each.float() for name, each in torch.load(rounded[index]).items()}
+        return layer
+
+    answers, text, same = judge.judged(min(layers), layer_of)
+    print(f"{way:<24}{len(layers):>3} layers{answers:>10.6f}{text:>10.6f}{same:>8.2%}", flush=True)
+    row = {"way": way, "layers": [*layers], "kl": answers, "text": text, "same": same}
+    with (judge.work / "trials.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def peer(judge: Judge, index: int, wanted: str) -> None:
@@ -619,22 +664,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("work", type=Path)
-    parser.add_argument("what", choices=("answers", "collect", "alone", "layer", "peer"))
+    parser.add_argument("what", choices=("answers", "collect", "alone", "layer", "several", "peer"))
     parser.add_argument("--layers", type=int, nargs="+", default=(2, 14, 25))
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--types", nargs="+", default=(RELEASED,), help="ggml's, of peer")
     parser.add_argument("--names", nargs="+", default=NAMES, help="matrices of alone")
     parser.add_argument("--group", type=int, default=64)
+    parser.add_argument("--every", type=int, default=EVERY)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--ways", nargs="+", default=("load", "base"))
     given = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
     if given.what == "answers":
         answers(given.work)
         return
     if given.what == "collect":
-        collect(given.work, given.layers)
+        collect(given.work, given.layers, given.every)
         return
-    judge = Judge(given.work)
+    judge = Judge(given.work, given.every)
+    for way in given.ways if given.what == "several" else ():
+        several(judge, given.layers, given.bits, given.group, way)
     for index in given.layers:
         for wanted in given.types if given.what == "peer" else ():
             peer(judge, index, wanted)

@@ -2,6 +2,7 @@
 
     PYTHONPATH=benchmarks python -m training.quantized [--json FILE [--only BITS …]]
     PYTHONPATH=benchmarks python -m training.quantized --release coder --device cuda --only 4.75 --format gguf
+    PYTHONPATH=benchmarks python -m training.quantized --release coder --peers libllama.so Q3_K_S IQ3_S
 
 The yardsticks are KL to float32 of the model's answers to twelve questions, and of the text of
 `training/format_cost.py`. What is given with --with are answers of the model to other questions, and
@@ -10,26 +11,35 @@ nothing: how much the rounding trusts what it was given, and what share of earli
 for (`quantize/rounding.py`), were chosen on the answers of `training/format_cost.py`. Checkpoints are
 written, loaded again as any other, and computed in float32, so the figures are of the rounding alone; what is
 rounded while loading stands beside them.
+
+With --peers llama.cpp's own library rounds instead, as llama-quantize does, with an importance matrix of the
+same texts. Embedding and head are Q8_0, as ours are. What its blocks mean to the package `gguf` is judged, so
+that activations are exact there, too.
 """
 
 import argparse
+import ctypes
 import json
 import pydoc_data.topics
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import gguf
 import torch
 from training.format_cost import bits, text
+from training.gguf_export import export, rewrite
 from training.pocket.format_error import answered, at_answers, compared
 from training.releases import RELEASES, SMOLLM2, Release
 
 import machine
+from gpu_oracle import our_logits
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.gguf_folder import folder_of
@@ -40,7 +50,7 @@ from snugvl.layers.linear import Linear
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
 from snugvl.quantize import rounding, setup
-from snugvl.quantize.setup import Given, QuantizeJob
+from snugvl.quantize.setup import PIECE, Given, QuantizeJob
 
 CHAPTERS = ("specialnames", "typesseq")
 TOPICS = (
@@ -75,15 +85,19 @@ LOADED: Mapping[str, Storage] = {
 }
 
 
+PARTS = {
+    "self_attn.qkv_proj": ("attn_q", "attn_k", "attn_v"), "self_attn.o_proj": ("attn_output",),
+    "mlp.gate_up_proj": ("ffn_gate", "ffn_up"), "mlp.down_proj": ("ffn_down",),
+}  # fmt: skip
 BITS = (4.5, 4.75, 5.5)
 FORMATS = ("snugvl", "gguf")
 GPU_ROWS = 1 << 15  # that are rounded together on a large GPU, where steps are launched and not computed
 
 
-def given(release: Release, processor: Processor, model: LoadableNetwork) -> Given:
-    """Conversations about other things, and other chapters."""
-    questions = [FORMS[number % len(FORMS)].format(topic) for number, topic in enumerate(TOPICS)]
-    kept = release.cache / "quantized"
+def given(release: Release, processor: Processor, model: LoadableNetwork, every: int = 1) -> Given:
+    """Conversations about other things, each `every`-th of them, and other chapters."""
+    questions = [FORMS[number % len(FORMS)].format(topic) for number, topic in enumerate(TOPICS)][::every]
+    kept = release.cache / ("quantized" if every == 1 else f"quantized-{every}")
     if not kept.exists():
         with tempfile.TemporaryDirectory(dir=release.cache) as work:
             made = Path(work) / "made"
@@ -117,6 +131,80 @@ def as_written(out: Path, device: torch.device) -> tuple[LoadableNetwork, float]
     return model, held
 
 
+class ImportanceRow(ctypes.Structure):
+    """llama.cpp's `llama_model_imatrix_data`: a tensor's name, importances of its columns, their number."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+class QuantizeParameters(ctypes.Structure):
+    """llama.cpp's `llama_model_quantize_params`, of the autumn of 2026."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("threads", "ftype", "output", "embedding")),
+        *((name, ctypes.c_bool) for name in ("again", "with_output", "copy", "pure", "split", "dry")),
+        ("importance", ctypes.POINTER(ImportanceRow)),
+        *((name, ctypes.c_void_p) for name in ("values", "types", "pruned")),
+        ("buffer", ctypes.c_size_t),
+    )
+
+
+def importance(model: LoadableNetwork, processor: Processor, texts: Given) -> dict[str, torch.Tensor]:
+    """The mean square of each column's input, `[columns]`, by the name that a GGUF gives the matrix."""
+    found: dict[str, torch.Tensor] = {}
+    counts = Counter[str]()
+
+    def seen(names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        norm = kwargs.get("norm")
+        x = (args[0] if norm is None else norm(args[0])).flatten(0, -2).float()
+        sums = x.square().sum(0)
+        for name in names:
+            found[name] = found[name] + sums if name in found else sums
+            counts[name] += len(x)
+
+    hooks = [
+        layer.get_submodule(ours).register_forward_pre_hook(
+            partial(seen, tuple(f"blk.{index}.{each}.weight" for each in theirs)), with_kwargs=True
+        )
+        for index, layer in enumerate(model.decoder.layers)
+        for ours, theirs in PARTS.items()
+    ]
+    for _, each in texts.texts:
+        ids = processor.tokenizer.encode(each)
+        for start in range(0, len(ids), PIECE):
+            piece = PreparedPrompt(tuple(ids[start : start + PIECE]), (), 0, bare=True)
+            our_logits(model, piece, "bf16")
+    for hook in hooks:
+        hook.remove()
+    return {name: (each / counts[name]).contiguous() for name, each in found.items()}
+
+
+def rounded_by_peer(
+    library: Path, source: Path, out: Path, kind: str, rows: Mapping[str, torch.Tensor]
+) -> float:
+    """Let llama.cpp round the GGUF `source` to a type of file; what it means is written to `out`, in float32.
+
+    Returns:
+        Bits of a weight of the decoder's matrices.
+    """
+    given = [ImportanceRow(name.encode(), each.data_ptr(), len(each)) for name, each in rows.items()]
+    llama = ctypes.CDLL(str(library))
+    llama.llama_model_quantize_default_params.restype = QuantizeParameters
+    wanted = llama.llama_model_quantize_default_params()
+    wanted.threads, wanted.ftype = torch.get_num_threads(), gguf.LlamaFileType[f"MOSTLY_{kind}"]
+    wanted.output = wanted.embedding = gguf.GGMLQuantizationType.Q8_0
+    wanted.importance = (ImportanceRow * (len(given) + 1))(*given)
+    made = out.with_suffix(".blocks")
+    parameters = ctypes.byref(wanted)
+    if llama.llama_model_quantize(str(source).encode(), str(made).encode(), parameters):
+        raise SystemExit(f"llama.cpp could not round {source} to {kind}")
+    inner = [each for each in gguf.GGUFReader(made).tensors if each.name in rows]
+    print(kind, Counter(each.tensor_type.name for each in inner), flush=True)
+    rewrite(made, out, lambda each: (gguf.quants.dequantize(each.data, each.tensor_type), None))
+    made.unlink()
+    return 8 * sum(int(each.n_bytes) for each in inner) / sum(int(each.n_elements) for each in inner)
+
+
 @torch.inference_mode()
 def main() -> None:
     """Every way, one after the other."""
@@ -128,6 +216,10 @@ def main() -> None:
         "--only", nargs="+", type=float, metavar="BITS", help="so many alone; other rows of FILE stay"
     )
     parser.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS)
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="calibrate on every Nth conversation alone"
+    )
+    parser.add_argument("--peers", nargs="+", metavar="LIBRARY TYPE", help="llama.cpp's library, and types")
     parser.add_argument("--release", choices=list(RELEASES), default=SMOLLM2.name)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     asked = parser.parse_args()
@@ -138,7 +230,7 @@ def main() -> None:
     exact_model = load_model(folder, dtype=torch.float32, device=device)
     prompts = [processor.prepare([user(question)]) for question in HELD_OUT]
     answers = answered(exact_model, prompts, processor.tokenizer.eos_ids)
-    texts = given(release, processor, exact_model)
+    texts = given(release, processor, exact_model, asked.every)
     whole = text(processor).prompt_ids
     opening, rest = PreparedPrompt(whole[:1], (), 0, bare=True), whole[1:]
 
@@ -146,6 +238,8 @@ def main() -> None:
         return at_answers(model, prompts, answers, "bf16"), at_answers(model, [opening], [rest], "bf16")
 
     exact = logits(exact_model)
+    library, *types = asked.peers or ("",)
+    important = importance(exact_model, processor, texts) if types else {}
     del exact_model
     results: dict[str, Any] = {"model": release.filename, "answer_tokens": len(exact[0]), "ways": {}}
     if asked.only is not None and asked.json is not None and asked.json.exists():
@@ -160,6 +254,16 @@ def main() -> None:
         print(f"{row['text_kl_nats']:>10.4f}{row['bits']:>7.2f}  {more.get('widths', '')}", flush=True)
 
     print(f"{'':<56}{'KL':>9}{'top-1':>8}{'KL, text':>10}{'held':>7}  widths")
+    with tempfile.TemporaryDirectory(dir=release.cache) as work:
+        source, out = Path(work) / "wide.gguf", Path(work) / "out.gguf"
+        if types:
+            export(str(folder), source)
+        for kind in types:
+            held = rounded_by_peer(Path(library), source, out, kind, important)
+            judged(f"llama.cpp's {kind}, importance matrix", as_written(out, device)[0], held, {})
+            machine.save(f"{release.name}/quantized", results, asked.json)
+    if types:
+        return
     for name, storage in LOADED.items() if asked.only is None else ():
         model = load_model(folder, dtype=torch.float32, device=device, storage=storage)
         judged(name, model, bits(model), {})

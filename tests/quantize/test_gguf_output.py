@@ -22,6 +22,7 @@ from snugvl.layers.ggml import LAYOUTS
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import load_model
 from snugvl.quantize import gguf_output, grids, passes, rounding
+from snugvl.quantize.gguf_output import block_grids
 from snugvl.quantize.grids import BLOCKS, Grid
 from snugvl.quantize.rounding import Moments, Rounded, rounded
 from tests import checkpoints, gguf_models, hybrid, text_checkpoints
@@ -95,12 +96,14 @@ def test_blocks_mean_what_was_rounded_to_ggmls_own_reader(kind: Any, *, compensa
     assert torch.equal(reference(raw, kind), made.values())
     step = made.lines.scale.abs().repeat_interleave(made.grid.group, 1)
     assert ((made.values() - values).abs() <= 16 * step).all()
-    most = {4.5: 0.13, 5.0: 0.1, 5.5: 0.07, 6.0: 0.05, 6.5625: 0.03, 8.5: 0.01}[made.grid.held_bits]
+    most = {3.4375: 0.25, 4.5: 0.13, 5.0: 0.1, 5.5: 0.07, 6.0: 0.05, 6.5625: 0.03, 8.5: 0.01}[
+        made.grid.held_bits
+    ]
     assert (made.values() - values).norm() < most * values.norm()
     assert not made.values()[3].any()
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["Q3_K", "Q4_K", "Q6_K", "Q4_0", "Q4_1"])
 def test_descent_in_blocks_loses_less_with_every_round(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = torch.Generator().manual_seed(1)
     values, moments = torch.randn(32, 256, generator=chance) * 0.05, Moments(256, CPU)
@@ -146,6 +149,12 @@ def test_columns_in_another_order_are_rounded_as_neighbours_there() -> None:
     assert torch.equal(made.values()[:, order], there.values())
 
 
+def test_three_bits_are_taken_where_four_have_no_room() -> None:
+    assert [grid.block for grid in block_grids(512, 4.5)] == ["Q4_K", "Q5_K", "Q6_K", "Q8_0"]
+    assert [grid.block for grid in block_grids(512, 4.4)] == ["Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0"]
+    assert block_grids(288, 3.5)[0].block == "Q4_0"
+
+
 # Families of the same orders of rows; `eight_bits` below has more.
 @pytest.mark.parametrize("name", [*MODELS, "qwen3vl", "qwen35"])
 @pytest.mark.sample("qwen3vl", "qwen35")
@@ -153,6 +162,7 @@ def test_our_engine_reads_what_was_rounded(
     quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Every matrix to the bit, in as many bits as were wished for; all else as it was, but for 8 bits."""
+    bits = 3.8 if name == "qwen3vl" else 5.4
     wide, out = source(tmp_path / "made", name), tmp_path / "my model"
     given: list[Rounded] = []
 
@@ -164,14 +174,14 @@ def test_our_engine_reads_what_was_rounded(
     monkeypatch.setattr(passes, "rounded", watched)
     with_ = (files / "0.png", files / "a.txt") if name == "qwen3vl" else (files / "a.txt",)
     asked = [word for each in with_ for word in ("--with", each)]
-    ran = quantize(out, *asked, "--bits", "5.4", "--format", "gguf", "--json", model=wide)
+    ran = quantize(out, *asked, "--bits", str(bits), "--format", "gguf", "--json", model=wide)
     assert ran.code == 0, ran.err
     made = json.loads(ran.out)
     sees = read_config(wide).vision is not None
     assert {each.name for each in out.iterdir()} == {
         "my model.gguf", "SHA256SUMS", *(["mmproj-my model.gguf"] if sees else [])
     }  # fmt: skip
-    assert 4.5 < made["bits"] <= 5.4
+    assert bits - 0.3 < made["bits"] <= bits
     ours = loaded(read(out))
     # Our engine keeps the file's order of columns, too.
     values = [
@@ -185,6 +195,7 @@ def test_our_engine_reads_what_was_rounded(
             met += any(mine.shape == each.shape and torch.equal(mine, each) for each in values)
     assert met == len(given) == made["matrices"]
     assert len(kinds) > 1
+    assert ("Q3_K" in kinds) == (bits < 4.5)
     facts = facts_of(str(out))
     assert facts.native, facts.gguf
 

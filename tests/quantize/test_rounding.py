@@ -139,6 +139,9 @@ def test_bits_go_where_they_save_most_within_the_budget() -> None:
     for bits in (4.4, 3.0, 9.0):
         with pytest.raises(InputError, match=r"can't be had: .* take 4\.50 .* to 8\.\d+ "):
             choice.check(bits)
+    blocks = WidthOptions({place: [Grid(3, 16, "Q3_K"), Grid(8, 32, "Q8_0")] for place in matrices}, matrices)
+    with pytest.raises(InputError, match=r"take 3\.44 \(all in 3 bits\) to 8\.50 "):
+        blocks.check(3.4)
     assert (group_of(576, 4), group_of(576, 8), group_of(1536, 8), group_of(96, 4)) == (64, 64, 128, 32)
     assert group_of(40, 4) is None
     assert Grid(4, 64).held_bits == 4.5

@@ -79,7 +79,7 @@ def quantize(
 ) -> None:
     """Write a checkpoint of few bits, which starts without rounding.
 
-    What 4 bits cost each matrix is measured; where they cost most, more take their place. With pictures or
+    What few bits cost each matrix is measured; where they cost most, more take their place. With pictures or
     texts of yours, errors are compensated for what is like them.
     """
     if group is not None and group not in GROUPS:

@@ -333,9 +333,11 @@ _SORTERS: Final = {
 # share a byte, the first part's in its lowest bits.
 _LOW: Final[dict[GgmlType, tuple[int, int, int]]] = {
     "Q4_0": (1, 2, 16), "Q4_1": (1, 2, 16), "Q5_0": (1, 2, 16), "Q5_1": (1, 2, 16), "Q8_0": (1, 1, 32),
-    "Q4_K": (4, 2, 32), "Q5_K": (4, 2, 32), "Q6_K": (2, 2, 64),
+    "Q3_K": (2, 4, 32), "Q4_K": (4, 2, 32), "Q5_K": (4, 2, 32), "Q6_K": (2, 2, 64),
 }  # fmt: skip
-_HIGH: Final[dict[GgmlType, tuple[int, int, int]]] = {"Q5_K": (1, 8, 32), "Q6_K": (2, 4, 32)}
+_HIGH: Final[dict[GgmlType, tuple[int, int, int]]] = {
+    "Q3_K": (1, 8, 32), "Q5_K": (1, 8, 32), "Q6_K": (2, 4, 32),
+}  # fmt: skip
 
 
 def to_blocks(
@@ -367,12 +369,15 @@ def to_blocks(
     blocks = codes.view(rows, -1, layout.block)
     if kind == "Q8_0":
         return torch.cat((ends, blocks ^ 128), -1).flatten(1)
-    parts = [_beside(blocks & 15, _LOW[kind], 4)]
+    parts = [_beside(blocks & ((1 << layout.low) - 1), _LOW[kind], layout.low)]
     if layout.high:
-        upper = blocks >> 4
+        upper = blocks >> layout.low
         parts.append(_beside(upper, _HIGH[kind], layout.high) if kind in _HIGH else _bits(upper, 1))
     if unit is not None:
         counts = (scale / unit).round().view(rows, -1, layout.block // layout.group)
+        if kind == "Q3_K":
+            packed = _packed_sixteen((counts + 32).to(torch.uint8))
+            return torch.cat((*reversed(parts), packed, ends), -1).flatten(1)
         if low_unit is None:  # Q6_K: its scales stand at the end
             return torch.cat((*parts, counts.to(torch.int8).view(torch.uint8), ends), -1).flatten(1)
         minima = (low / low_unit).round().view(counts.shape)
@@ -393,3 +398,9 @@ def _packed_six(scales: torch.Tensor, minima: torch.Tensor) -> torch.Tensor:
     """The reverse of `six_bits`, of uint8 `[n, blocks, 8]`: `[n, blocks, 12]`."""
     first = [each[..., :4] | (each[..., 4:] >> 4 << 6) for each in (scales, minima)]
     return torch.cat((*first, (scales[..., 4:] & 15) | (minima[..., 4:] << 4)), -1)
+
+
+def _packed_sixteen(scales: torch.Tensor) -> torch.Tensor:
+    """The reverse of `_sixteen`, of uint8 `[n, blocks, 16]` below 64: `[n, blocks, 12]`."""
+    low = scales & 15
+    return torch.cat((low[..., :8] | (low[..., 8:] << 4), _beside(scales >> 4, (1, 4, 4), 2)), -1)

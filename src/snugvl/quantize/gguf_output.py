@@ -39,19 +39,34 @@ from snugvl.quantize.rounding import Rounded
 
 COLUMNS: Final = 32  # of the smallest block
 VISUAL: Final = "model.visual."
-MIXED: Final = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # what files of mostly these are called
+MIXED: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # what files of mostly these are called
+
+
+def block_grids(columns: int, bits: float) -> list[Grid]:
+    """Grids that a matrix of so many columns may have for a wished mean of `bits`; the first one is measured
+    first."""
+    narrow = columns % SUPER != 0
+    kinds = [kind for kind in BLOCKS if (LAYOUTS[kind].block < SUPER) == narrow or kind == "Q8_0"]
+    grids = [Grid(LAYOUTS[kind].low + LAYOUTS[kind].high, LAYOUTS[kind].group, kind) for kind in kinds]
+    grids.sort(key=lambda grid: grid.held_bits)
+    # Three bits cost so much that none are taken where four fit.
+    four = next(index for index, grid in enumerate(grids) if grid.bits == 4)
+    return grids[four:] if bits >= grids[four].held_bits else grids
 
 
 class GgufOutput:
     """A GGUF and its mmproj, in which a checkpoint can be written, as in `setup.OwnOutput`."""
 
-    def __init__(self, side: Participant, name: str) -> None:
-        """`name`: that of the files, without endings.
+    def __init__(self, side: Participant, name: str, bits: float) -> None:
+        """
+        Args:
+            name: that of the files, without endings.
+            bits: wished mean of bits a weight, scales included.
 
         Raises:
             UnsupportedModel: no GGUF can hold this model, or our engine couldn't read it.
         """
-        self._side, self._name = side, name
+        self._side, self._name, self._bits = side, name, bits
         self.naming = Naming(side.config, predicts=side.config.predictor)
         self._document = read_json(side.folder / "tokenizer.json")
         cut = cut_named(self._document)
@@ -70,11 +85,8 @@ class GgufOutput:
         return linear.columns % COLUMNS == 0
 
     def grids(self, columns: int) -> list[Grid]:
-        """Grids that a matrix of so many columns may have; the first one is measured first."""
-        narrow = columns % SUPER != 0
-        kinds = [kind for kind in BLOCKS if (LAYOUTS[kind].block < SUPER) == narrow or kind == "Q8_0"]
-        made = (Grid(LAYOUTS[kind].low + LAYOUTS[kind].high, LAYOUTS[kind].group, kind) for kind in kinds)
-        return sorted(made, key=lambda grid: grid.held_bits)
+        """See `block_grids`."""
+        return block_grids(columns, self._bits)
 
     def order(self, parts: Parts) -> torch.Tensor | None:
         """A matrix' columns in llama.cpp's order; None: as they are."""

@@ -10,6 +10,7 @@ Our own format (`models/own_format.py`) keeps a group's scale and zero point in 
 | Q4_0, Q5_0, Q8_0 | f16 | half of all codes lie below 0 |
 | Q4_1, Q5_1 | f16 | f16 |
 | Q4_K, Q5_K | 6 bits, times an f16 of the super-block of 256 weights | the same, from 0 on |
+| Q3_K | 5 bits and a sign, the same | half of all codes lie below 0 |
 | Q6_K | 8 bits and a sign, the same | half of all codes lie below 0 |
 """
 
@@ -22,9 +23,11 @@ from snugvl.core.formats import FORMATS, integer_of
 from snugvl.layers.ggml import LAYOUTS, GgmlType
 from snugvl.layers.weights import shares_of, to_few_bits, to_int8
 
-BLOCKS: Final[tuple[GgmlType, ...]] = ("Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+BLOCKS: Final[tuple[GgmlType, ...]] = (
+    "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+)  # fmt: skip
 MINIMA: Final = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")  # those whose groups have a zero point of their own
-LEVELS: Final[Mapping[GgmlType, int]] = {"Q4_K": 63, "Q5_K": 63, "Q6_K": 127}  # the largest scale
+LEVELS: Final[Mapping[GgmlType, int]] = {"Q3_K": 31, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127}  # the largest scale
 LEAST: Final = 2.0**-24  # an f16 above 0
 STARTS: Final = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)  # added to the number of steps between codes
 ROUNDS: Final = 2  # of fitting lines from each

@@ -1,4 +1,4 @@
-"""A matrix rounded to integers of 4, 5, 6 or 8 bits, in our own format or in a GGUF's blocks (`grids.py`).
+"""A matrix rounded to integers of 3 to 8 bits, in our own format or in a GGUF's blocks (`grids.py`).
 
     a weight = (code − zero) · scale
 

@@ -192,8 +192,8 @@ class WidthOptions:
         least, most = self.mean(self.least), self.mean(self.most)
         if not least <= bits <= most:
             raise InputError(
-                f"{bits:g} bits a weight can't be had: with scales these matrices take {least:.2f} (all in 4 "
-                f"bits) to {most:.2f} (all in 8)"
+                f"{bits:g} bits a weight can't be had: with scales these matrices take {least:.2f} (all in "
+                f"{min(grid.bits for grid in self.least.values())} bits) to {most:.2f} (all in 8)"
             )
 
     def within(self, bits: float, costs: Mapping[Place, Mapping[Grid, float]]) -> dict[Place, Grid]:
@@ -244,7 +244,7 @@ EIGHT: Final = 8  # rows whose zero points share a word
 INVERSES: Final = 4  # matrices of products that are held at once while a factor is made
 COMPARED: Final = 3  # float32 values for each input and output of a token whose exact ones stand beside
 WORK: Final = 8  # float32 values for each weight of a slice that is rounded
-MEASURE, ROUND, COPY = "measuring what 4 bits cost", "rounding", "copying the rest"
+MEASURE, ROUND, COPY = "measuring what few bits cost", "rounding", "copying the rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ class WrittenCheckpoint:
         bits: mean bits of a rounded weight, in files and in memory, scales included.
         widths: bits of each matrix' codes, by label.
         wide: number of the decoder's matrices that stay as they are.
-        costs: nats a token that each matrix costs in 4 bits, by label.
+        costs: nats a token that each matrix costs in its fewest bits, by label.
     """
 
     bits: float
@@ -359,7 +359,9 @@ class QuantizeJob:
         self.side = Participant(options, Settings("native", float32=wide), self._place, options.max_pixels)
         opened = self._opened()
         output = (
-            GgufOutput(self.side, out.name) if as_gguf else OwnOutput(folder, opened.stored.blocks, group)
+            GgufOutput(self.side, out.name, bits)
+            if as_gguf
+            else OwnOutput(folder, opened.stored.blocks, group)
         )
         self._output = output
         self.matrices, self.wide = matrices_of(opened, output.fits, output.order)
