@@ -37,11 +37,10 @@ def test_gzip_is_read(http: httpx.Client) -> None:
     assert packed(http, gzip.compress(CHAT)).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("coding", "data"), [("x-gzip", gzip.compress(CHAT)), ("Deflate", zlib.compress(CHAT))]
-)
-def test_its_other_name_and_zlibs_own_form_are_read(http: httpx.Client, coding: str, data: bytes) -> None:
-    assert packed(http, data, coding).status_code == 200
+@pytest.mark.parametrize("coding", ["x-gzip", "Deflate"])
+def test_its_other_name_and_zlibs_own_form_are_read(http: httpx.Client, coding: str) -> None:
+    compress = gzip.compress if coding == "x-gzip" else zlib.compress
+    assert packed(http, compress(CHAT), coding).status_code == 200
     assert packed(http, CHAT, "identity").status_code == 200
 
 
