@@ -74,8 +74,8 @@ def test_memory_that_the_system_does_not_give_is_said(folder: Path, monkeypatch:
 
 
 def test_a_plan_is_stored_as_it_says() -> None:
-    assert loading.storage_of(Settings("native", "int4", "int8", embedding="cpu"), "linux").embedding == "cpu"
-    assert loading.storage_of(Settings("native", "int4", "int8"), "linux").embedding == "gpu"
+    assert loading.storage_of(Settings("native", "int4", "int8", embedding="cpu")).embedding == "cpu"
+    assert loading.storage_of(Settings("native", "int4", "int8")).embedding == "gpu"
 
 
 @needs_gpu

@@ -146,5 +146,6 @@ def test_what_is_loaded_is_what_was_planned() -> None:
 
 def test_the_plans_formats_are_those_that_are_loaded() -> None:
     low = Settings("native", "int4", "int8", vision_weights="int8")
-    assert loading.storage_of(low, "linux") == Storage("int4", "int8", tower="int8")
-    assert loading.storage_of(Settings("native", "fp32"), "wsl2") == Storage(experts_pinned=False)
+    assert loading.storage_of(low) == Storage("int4", "int8", tower="int8")
+    pageable = Settings("native", "fp32", page_locked=False)
+    assert loading.storage_of(pageable) == Storage(experts_pinned=False)

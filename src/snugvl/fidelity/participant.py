@@ -155,7 +155,7 @@ def published(options: LoadOptions, facts: ModelFacts, place: TargetDevice) -> S
             f"{options.model} reads no pictures; compare a vision-language model", field="model"
         )
     weights: Precision = "bf16"
-    if facts.quantization == "fp8" and keeps_fp8(inventory(facts)):
+    if keeps_fp8(inventory(facts)):
         weights = "fp8"
     elif isinstance(form := read_config(locate(options.model)).quantization, PackedInt4):
         weights = form.weights
