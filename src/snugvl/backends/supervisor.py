@@ -22,6 +22,7 @@ from snugvl.errors import EngineError, EngineUnavailable, SnugvlError
 FIRST_LOAD_S = 10.0  # what loading may take, until it was seen once
 GIVEN_UP_S = 60.0  # after which asking a server again that has failed for good
 DRAIN_POLL_S = 0.05
+CANCEL_S = 1.0  # until a cancellation that had no effect is repeated
 SHUT_DOWN = "the server has shut down"
 
 logger = logging.getLogger("snugvl.engine")
@@ -90,6 +91,7 @@ class Lives:
         self.count = 0
         self.deaths = 0
         self.failure: SnugvlError | None = None
+        self.ending = False  # whether the present life's processes are being ended
 
     @property
     def over(self) -> bool:
@@ -119,6 +121,7 @@ class Lives:
 
     def begin(self) -> None:
         """Note that a life begins."""
+        self.ending = False
         self._ready_at, self._began_at = 0.0, time.monotonic()
 
     def load(self, model: str, detail: str, progress: float) -> None:
@@ -190,10 +193,15 @@ class Lives:
         """End the present life, and start no other. Safe to call twice."""
         self.state, self.progress = "failed", None
         self.detail = SHUT_DOWN if self.failure is None else str(self.failure)
-        if self._task is not None:
-            if not self._task.cancelling():  # a second time would keep it from ending the engine's processes
-                self._task.cancel()
-            await asyncio.wait([self._task])
+        task = self._task
+        if task is not None and not task.cancelling():
+            task.cancel()
+        while task is not None and not task.done():
+            await asyncio.wait([task], timeout=CANCEL_S)
+            # anyio, by which httpx speaks TCP, drops one that comes with an answer (1 of 250 beside a busy
+            # server). Once the life is ending another would keep it from ending the engine's processes.
+            if not self.ending:
+                task.cancel()
 
     async def _run(self, live: Callable[[], Awaitable[float | None]]) -> None:
         while (pause_s := await self._one(live)) is not None:
@@ -328,6 +336,7 @@ class Supervised(ABC, Generic[L]):
             ending = await life.run()
             reason = ending.reason
         finally:
+            self._lives.ending = True
             beside.cancel()
             try:
                 self._lives.lose(reason)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from snugvl.errors import EngineError
 from tests.backends.process.supervised import FOREVER, QUICK, engine, read, run, say
 from tests.backends.process.test_supervised import arena_of
 from tests.backends.waiting import ready, until
-from tests.patience import until_async
+from tests.patience import NEVER_S, PATIENCE_S, until_async
 
 
 async def serves_again(service: SupervisedEngine, lives: int = 1) -> None:
@@ -124,6 +125,38 @@ def test_a_bug_of_the_first_life_is_final() -> None:
         assert "ZeroDivisionError: a bug" in str(lives.failure)
         await lives.close()
 
+    run(test())
+
+
+def test_a_cancellation_that_a_library_drops_is_repeated_until_the_life_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """anyio dropped some that came with an answer: closing an engine that was attached to waited for ever."""
+    monkeypatch.setattr("snugvl.backends.supervisor.CANCEL_S", 0.01)
+    steps: list[str] = []
+
+    async def live() -> float | None:
+        lives.begin()
+        try:
+            for _ in range(2):
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(NEVER_S)
+                steps.append("dropped")
+            await asyncio.sleep(NEVER_S)
+        finally:
+            lives.ending = True
+            await asyncio.sleep(0.1)  # another one would keep it from what follows
+            steps.append("ended")
+        return None
+
+    async def test() -> None:
+        lives.start("starting", live)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(lives.close(), lives.close())
+        assert steps == ["dropped", "dropped", "ended"]
+
+    lives = Lives(QUICK, "not started")
     run(test())
 
 

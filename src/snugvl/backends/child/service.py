@@ -349,7 +349,7 @@ class ChildEngine(Supervised[Life]):
         """Do the background work of a life: a snapshot now and then, and the engine's `beside`."""
         beside: asyncio.Task[None] | None = None
         try:
-            while True:
+            while self._life is life:
                 await asyncio.sleep(self._supervision.snapshot_s)
                 session = self._session
                 if session is None:
@@ -363,9 +363,10 @@ class ChildEngine(Supervised[Life]):
 
     async def _beside(self, session: Session) -> None:
         """Run `beside`, again whenever it fails."""
-        while True:
+        while not session.api.closed:
             try:
-                return await self.beside(session)
+                await self.beside(session)
+                return
             except Exception as error:
                 self._tell(session, "what goes on beside requests failed, and begins again", error)
             await asyncio.sleep(self._supervision.snapshot_s)
