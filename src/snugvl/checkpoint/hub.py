@@ -40,7 +40,7 @@ from snugvl.checkpoint.listing import (
 )
 from snugvl.checkpoint.safetensors import check_number, parse_header
 from snugvl.checkpoint.section import MAX_JSON_BYTES, plain, shown
-from snugvl.core.network import is_host, settle_network
+from snugvl.core.network import http_address, settle_network
 from snugvl.errors import CheckpointError, CheckpointNotFound, InputError, UnsupportedModel
 
 FIRST_BYTES = 100_000  # enough for the whole header of most files, so that one request does
@@ -72,8 +72,7 @@ class Hub:
             HubUnreachable: HF_ENDPOINT is no address.
         """
         given = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/")
-        scheme, _, host = given.partition("://")
-        if given and (scheme.lower() not in ("http", "https") or not is_host(host)):
+        if given and ("://" not in given or http_address(given) is None):
             raise HubUnreachable(
                 f"HF_ENDPOINT ({shown(given)}) is not the address of a Hub; write https://HOST, or unset it"
             )

@@ -21,9 +21,10 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from snugvl.cli.terminal import say
+from snugvl.core.network import http_address
 from snugvl.core.options import ROWS, LoadOptions, OptionRow, flag
 from snugvl.core.sampling import SamplingParams
-from snugvl.core.sizes import format_size, http_address, parse_size
+from snugvl.core.sizes import format_size, parse_size
 from snugvl.errors import InputError, RequestError
 from snugvl.planner.engines import rules_of
 

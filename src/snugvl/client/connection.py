@@ -24,8 +24,7 @@ from openai import (
 )
 
 from snugvl.client.pictures import in_our_names
-from snugvl.core.network import settle_network
-from snugvl.core.sizes import http_address
+from snugvl.core.network import http_address, settle_network
 from snugvl.errors import (
     CODES,
     BodyTooLarge,

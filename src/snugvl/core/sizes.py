@@ -1,14 +1,12 @@
-"""Sizes as people write them, and as we print them (in between whole bytes); addresses as people type."""
+"""Sizes as people write them, and as we print them; in between whole bytes."""
 
 import numbers
 import re
 from decimal import ROUND_FLOOR, Decimal
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from snugvl.errors import InputError
 
-_BARE: Final = re.compile(r"(?P<host>[\w.-]*|\[[0-9a-fA-F:.]+\]):(?P<rest>\d{1,5}(?:/\S*)?)", re.ASCII)
 KIB: Final = 2**10
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -26,21 +24,6 @@ _UNITS: Final = {
     },
 }
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>[a-z]*)", re.ASCII)
-
-
-def http_address(text: str) -> str | None:
-    """A server's address as a URL; None for what is none.
-
-    `127.0.0.1:8123`, `box:8123/v1` and `:8123`, which is this machine's, get their http://.
-    """
-    found = _BARE.fullmatch(text.strip())
-    url = f"http://{found['host'] or '127.0.0.1'}:{found['rest']}" if found else text.strip()
-    try:
-        parts = urlsplit(url)
-        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port beyond 65535, or half an IPv6 address
-        return None
-    return None if not named or parts.query or parts.fragment or len(url.split()) != 1 else parts.geturl()
 
 
 def parse_size(text: str, what: str = "size") -> int:
