@@ -20,7 +20,8 @@ object with `properties`. Else any string would do.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -93,42 +94,28 @@ def enforceable(
 
 def _without_nulls(schema: Any) -> Any:
     """The schema without keywords of null, as programs in Go write what is empty."""
-    if isinstance(schema, list):
-        return [_without_nulls(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    copy: dict[str, Any] = {}
-    for key, value in schema.items():
-        if value is None and key != "const":
-            if key == "properties":  # of a tool without any
-                copy[key] = {}
-        elif key in _MAPS and isinstance(value, Mapping):
-            copy[key] = {name: _without_nulls(each) for name, each in value.items()}
-        elif key in _LISTS or key in _ONES or key in _BESIDE:
-            copy[key] = _without_nulls(value)
-        else:
-            copy[key] = value
-    return copy
+    said = {
+        key: {} if key == "properties" and value is None else value  # of a tool without any
+        for key, value in schema.items()
+        if value is not None or key in ("const", "properties")
+    }
+    return {key: _each_below(key, value, _without_nulls, _BESIDE) for key, value in said.items()}
 
 
 def ended(schema: Any) -> Any:
     """The schema as llguidance gets it: formats come to an end, bounds have 64 bits, `$ref`s are URIs."""
-    if isinstance(schema, list):
-        return [ended(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     copy: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _MAPS and isinstance(value, Mapping):
-            copy[key] = {name: ended(each) for name, each in value.items()}
-        elif key in _LISTS or key in _ONES:
-            copy[key] = ended(value)
-        elif key == "$ref" and isinstance(value, str):  # pydantic writes names of classes as they are
+        if key == "$ref" and isinstance(value, str):  # pydantic writes names of classes as they are
             copy[key] = quote(value, safe="!#$%&'()*+,/:;=?@[]~")
         elif key in ("minimum", "maximum") and type(value) is int and schema.get("type") == "integer":
             copy[key] = max(value, -_WHOLE) if key == "minimum" else min(value, _WHOLE)
         else:
-            copy[key] = value
+            copy[key] = _each_below(key, value, ended)
     kind, least = schema.get("format"), schema.get("minLength", 0)
     if schema.keys() & {"enum", "const"} or not isinstance(kind, str) or not isinstance(least, int):
         return copy
@@ -136,20 +123,26 @@ def ended(schema: Any) -> Any:
     return copy if least > end.get("maxLength", least) else {**end, **copy}
 
 
-def _kept(schema: Mapping[str, Any], left_out: list[str]) -> dict[str, Any]:
-    """One object and those below it; a request's JSON is nested so little that recursion will do."""
+def _each_below(key: str, value: Any, change: Callable[[Any], Any], also: Sequence[str] = ()) -> Any:
+    """The value of a keyword, with `change` done to each schema in it. `also`: keywords of one schema beside
+    the usual ones. A request's JSON is nested so little that recursion will do."""
+    if key in _MAPS and isinstance(value, Mapping):
+        return {name: change(each) for name, each in value.items()}
+    if key in _LISTS or key in _ONES or key in also:  # `items` of old drafts are a list
+        return [change(each) for each in value] if isinstance(value, list) else change(value)
+    return value
+
+
+def _kept(schema: Any, left_out: list[str]) -> Any:
+    """The schema without what can't be enforced, which is added to `left_out`."""
+    if not isinstance(schema, dict):
+        return schema
     kept: dict[str, Any] = {}
     for key, value in schema.items():
         if reason := _unenforced(key, value):
             left_out.append(reason)
-        elif key in _MAPS and isinstance(value, dict):
-            kept[key] = {name: _below(each, left_out) for name, each in value.items()}
-        elif key in _LISTS and isinstance(value, list):
-            kept[key] = [_below(each, left_out) for each in value]
-        elif key in _ONES:
-            kept[key] = _below(value, left_out)
         else:
-            kept[key] = value
+            kept[key] = _each_below(key, value, partial(_kept, left_out=left_out))
     branches = kept.get("oneOf")
     if isinstance(branches, list) and not _apart(branches):
         left_out.append("oneOf (read as anyOf)")
@@ -159,12 +152,6 @@ def _kept(schema: Mapping[str, Any], left_out: list[str]) -> dict[str, Any]:
         else:
             kept["anyOf"] = branches
     return kept
-
-
-def _below(value: Any, left_out: list[str]) -> Any:
-    if isinstance(value, list):  # `items` of old drafts
-        return [_below(each, left_out) for each in value]
-    return _kept(value, left_out) if isinstance(value, dict) else value
 
 
 def _unenforced(key: str, value: Any) -> str | None:
