@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import snugvl
 from snugvl.cli import entry
 from snugvl.core.folders import expanded, give_home, hub_cache, sources_digest
+from snugvl.errors import CheckpointNotFound
 
 
 @pytest.fixture
@@ -50,6 +52,14 @@ def test_commands_need_no_home_folder(
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 0, capsys.readouterr().err
+    assert os.environ["HOME"] == "/", "libraries look for it"
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_loaded_model_needs_no_home_folder() -> None:
+    with pytest.raises(CheckpointNotFound):
+        snugvl.load("/no/such/model")
+    assert os.environ["HOME"] == "/"
 
 
 def test_sources_are_read_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Every way in which a vLLM fails: told with a cause and a way out, and nothing is left of it."""
 
+import asyncio
 import logging
 import os
 import re
@@ -37,6 +38,7 @@ from tests.backends.vllm.helpers import (
     say,
 )
 from tests.backends.waiting import ready
+from tests.patience import NEVER_S
 from tests.patience import until_async as until
 from tests.server.fake import FakeService
 from tests.server.live import live
@@ -357,6 +359,29 @@ def test_settings_that_contradict_each_other() -> None:
     }.items():
         with pytest.raises(RequestError, match=match):
             VllmChoice(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("where", ["measure", "beside"])
+async def test_background_work_ends_with_its_life_though_a_cancellation_is_dropped(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As anyio drops one that comes with an answer."""
+    begun = asyncio.Event()
+
+    async def deaf(self: VllmEngine, session: Any) -> None:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(NEVER_S)
+        raise ValueError("an answer that can't be read")
+
+    before = asyncio.all_tasks()
+    async with engine(fake()) as service:
+        if where == "measure":  # of which a start waits for the first
+            await ready(service)
+        monkeypatch.setattr(VllmEngine, where, deaf)
+        await ready(service)
+        await begun.wait()
+    await until(lambda: asyncio.all_tasks() <= before)
 
 
 async def test_a_bug_in_measuring_ends_neither_that_nor_what_goes_on_beside(

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from python_multipart.exceptions import FormParserError
 
 from snugvl.core.messages import Picture, Video
 from tests.server.openai.scripted import Scripted
@@ -101,6 +102,21 @@ def test_what_is_wrong_is_said(
 def test_a_json_request_has_no_attachments(http: httpx.Client) -> None:
     error = http.post("/chat/completions", json=asking("attachment:cat")).json()["error"]
     assert "multipart/form-data" in error["message"]
+
+
+def test_a_form_that_an_older_starlette_lets_fail_is_no_server_error(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starlette 0.46 lets the errors of its parser pass."""
+
+    async def parse(self: object) -> None:
+        raise FormParserError("no boundary")
+
+    monkeypatch.setattr("snugvl.server.body._FormParser.parse", parse)
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    answer = http.post("/chat/completions", content=b"--x", headers=headers)
+    assert answer.status_code == 400
+    assert "the form can't be read: no boundary" in answer.text
 
 
 def test_a_broken_form_is_no_server_error(http: httpx.Client) -> None:
