@@ -198,8 +198,8 @@ class Lives:
             task.cancel()
         while task is not None and not task.done():
             await asyncio.wait([task], timeout=CANCEL_S)
-            # anyio, by which httpx speaks TCP, drops one that comes with an answer (1 of 250 beside a busy
-            # server). Once the life is ending another would keep it from ending the engine's processes.
+            # anyio, by which httpx speaks TCP, drops one that comes with an answer. Once the life is ending
+            # another would keep it from ending the engine's processes.
             if not self.ending:
                 task.cancel()
 

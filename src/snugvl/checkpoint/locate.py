@@ -59,7 +59,7 @@ def no_such(model: str) -> CheckpointNotFound:
     repo, _, revision = model.partition("@")
     if looks_like_hub_id(repo) and revision:
         way = f"snugvl pull {repo} --revision {revision}"
-        return CheckpointNotFound(f"{model!r} is no name of a model; a revision of it is had by: {way}")
+        return CheckpointNotFound(f"{model!r} is no name of a model; for a revision of one: {way}")
     if (path := expanded(model)).is_symlink():
         return CheckpointNotFound(f"{model} is a link to {path.readlink()}, which isn't there")
     if _like_a_path(model):

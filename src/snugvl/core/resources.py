@@ -75,7 +75,8 @@ def _c_library() -> ctypes.CDLL:
 
 
 class Region:
-    """Shared memory, mapped. `view`: its bytes; `descriptor`: of a child, until `keep_to_ourselves`."""
+    """Shared memory, mapped. `view`: its bytes; `descriptor`: inherited by a child, until
+    `keep_to_ourselves`."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.descriptor = descriptor

@@ -32,7 +32,7 @@ _PREFIX: Final = re.compile(r"^(?:[\w.-]{1,60} +\| +)?")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A known line. `engine`: its program. `fails`: it means that the run or a request failed."""
+    """A known line of a log. `engine`: the program that writes it; `fails`: the run or a request failed."""
 
     key: str
     needle: bytes

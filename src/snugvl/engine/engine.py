@@ -204,7 +204,7 @@ class Engine:
                     self._process(launched, outputs)
 
     def reset(self, error: SnugvlError | None = None) -> list[TokenOutput]:
-        """End every request that has started with `error` and go on with an empty cache.
+        """End every request that has started, with `error`, and go on with an empty cache.
 
         Those that still wait for their first step stay in the queue.
         """

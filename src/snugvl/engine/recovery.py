@@ -85,7 +85,7 @@ class Recovery:
         return outputs
 
     def reset(self, error: SnugvlError) -> list[TokenOutput]:
-        """End every request that has started with `error`; the cache is empty then."""
+        """End every request that has started, with `error`; the cache is empty then."""
         self._scheduler.reset()
         self._encoder.clear()
         return self._requests.fail_all(error, started=True)

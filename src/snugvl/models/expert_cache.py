@@ -134,7 +134,7 @@ def _bytes_of(experts: Experts, slots: int) -> int:
 
 
 class ExpertCache:
-    """The slots of all layers, and the room that they share. `layers`: of each layer that has experts."""
+    """The slots of all layers, and the room that they share. `layers`: of each layer with experts."""
 
     def __init__(
         self, layers: Sequence[Experts], slots: int, place: torch.Tensor, copies: Copies, *, pinned: bool

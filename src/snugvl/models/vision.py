@@ -114,8 +114,8 @@ class VisionTower(nn.Module):
         return [*found, self.merger]
 
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
-        """Encode one image or video, stopping after every chunk. `read`: patches `start … end - 1`, `[end -
-        start, patch_dim]`, on this device and of this dtype.
+        """Encode one image or video, stopping after every chunk. `read`: patches `start … end - 1`,
+        `[end - start, patch_dim]`, on this device and of this dtype.
 
         Yields:
             The floating point operations since the last stop.

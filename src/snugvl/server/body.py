@@ -286,7 +286,7 @@ async def form_of(request: Request, *, max_files: int, max_fields: int) -> Async
                 request.headers, stream, max_files=max_files, max_fields=max_fields, max_part_size=limit
             )
             form = await parser.parse()
-    except (MultiPartException, FormParserError) as error:  # the second by Starlette before 1.0
+    except (MultiPartException, FormParserError) as error:  # the second by older Starlettes, as 0.46
         why = getattr(error, "message", error)
         raise InvalidRequest(f"the form can't be read: {why}", field=None, code="invalid_form") from None
     try:

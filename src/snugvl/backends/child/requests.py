@@ -54,7 +54,7 @@ def capabilities_of(
     ignores: tuple[tuple[str, str], ...] = (),
     vague_limits: bool = False,
 ) -> Capabilities:
-    """Capabilities of a served model. Unknown ones are left to the engine to refuse."""
+    """Capabilities of a served model. Where it isn't known whether it sees, the engine refuses pictures."""
     return Capabilities(
         model=model,
         context_tokens=context_tokens,

@@ -65,7 +65,7 @@ class ProcessMeter(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostedModel:
-    """A loaded model and its meter. `settled`: called when requests are taken; returns at once."""
+    """A loaded model and its meter. `settled`: called once, when requests are taken; quick."""
 
     backend: "Hosted[Any]"
     meter: ProcessMeter

@@ -361,7 +361,7 @@ def widened(model: Inventory, settings: Settings) -> int:
 
 
 def native_cpu_components(model: Inventory, settings: Settings) -> list[Component]:
-    """Workspace on a CPU, whose attention takes masks and grouped heads and stores no scores."""
+    """Components of workspace on a CPU: its attention takes masks and grouped heads and stores no scores."""
     itemsize = settings.itemsize
     chunk = min(settings.chunk, settings.kv_tokens)
     wide = widened(model, settings)
