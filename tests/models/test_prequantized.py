@@ -37,6 +37,7 @@ PROMPT = Prompt([3 + (37 * i + i * i) % 300 for i in range(20)])
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 384, "rope_theta": 1e6, "head_dim": 32}
 TEXT = Text(QWEN2, "qwen2", SIZES)  # with biases beside the queries, keys and values
 WHOLE_BLOCKS = Text(QWEN2, "qwen2", SIZES | {"num_key_value_heads": 4})  # of 128 rows, each of its matrices
+CUT_BLOCKS = Text(QWEN2, "qwen2", SIZES | {"num_key_value_heads": 2})  # keys and values have 64
 Q = "model.layers.1.self_attn.q_proj"
 
 
@@ -114,6 +115,27 @@ def test_compressed_tensors_fp8_is_what_its_scales_say(strategy: str, weights: A
     assert told == [] if strategy == "block" else "isn't in blocks of 128 × 128" in told[0]
     kept = "fp8" if strategy == "block" else "bf16"
     assert (found.settings.weights, found.option.stored_quality) == (kept, "fp8")
+
+
+@pytest.mark.parametrize("weights", ["fp8", "bf16"])
+def test_fp8_blocks_that_end_within_a_joined_matrix_are_made_wide(weights: Any, tmp_path: Path) -> None:
+    """The rows of queries, keys and values together are whole blocks; those of keys alone aren't."""
+    source = text_checkpoints.write(pieces.write(tmp_path / "plain"), CUT_BLOCKS)
+    prequantized.write_fp8(source, tmp_path / "packed", tmp_path / "wide", "block")
+    packed = load(tmp_path / "packed", storage=Storage(weights))
+    layer = packed.decoder.layers[0]
+    assert (layer.self_attn.qkv_proj.rows, layer.self_attn.qkv_proj.format) == (256, "bf16")
+    assert layer.mlp.down_proj.format == weights
+    torch.testing.assert_close(
+        logits(packed, PROMPT), logits(load(tmp_path / "wide"), PROMPT), atol=1e-4, rtol=0
+    )
+    model = inventory(facts_of(str(tmp_path / "packed"), offline=True))
+    if weights == "bf16":
+        distinct = {id(tensor): tensor.nbytes for tensor in (*packed.parameters(), *packed.buffers())}
+        assert weight_bytes(model, Settings("native", "bf16", float32=True)) == sum(distinct.values())
+    asked = solve([Candidate(model.facts)], machine(8 * GIB), Wishes(backend="native", weights=weights))
+    told = [each.text for each in asked.refusals]
+    assert told == [] if weights == "bf16" else "blocks of 128 × 128, each within one matrix" in told[0]
 
 
 @pytest.mark.parametrize(

@@ -290,8 +290,8 @@ def open_checkpoint(
 def choose_formats(
     model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None, wide: Collection[str] = ()
 ) -> None:
-    """Choose the formats, before there is memory. What a format can't hold stays as it is, and so does all
-    that a GGUF has beside its blocks.
+    """Choose the formats, before there is memory. What a format can't hold stays as it is, such as a matrix
+    joined of parts that begin within a block of FP8, and so does all that a GGUF has beside its blocks.
 
     `wide`: tensors that an FP8 checkpoint stores wide, which don't become FP8.
     """
@@ -310,7 +310,9 @@ def choose_formats(
             f"pre-quantized weights stay {form.weights}, not {storage.layers}; use {form.weights} or auto"
         )
     stay = {
-        id(target.linear) for name, target in targets_of(model) if storage.layers == "fp8" and name in wide
+        id(target.linear)
+        for name, target in targets_of(model)
+        if storage.layers == "fp8" and (name in wide or target.start % GROUP)
     }
     layers = chain(model.decoder.layers.modules(), model.mtp.modules() if config.text.predictors else ())
     gguf = any(isinstance(each, Linear) and each.parts for each in model.decoder.layers.modules())
@@ -326,7 +328,7 @@ def choose_formats(
 
 def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
     if storage.layers == "fp8":
-        # Packed parts (q, k, v, experts) begin at whole blocks, and the blocks are the kernels' own.
+        # Experts begin at whole blocks, and the blocks are the kernels' own.
         square = blocks is not None and (blocks.rows, blocks.columns) == (GROUP, GROUP)
         return square and linear.columns % GROUP == 0 and (linear.unit or linear.rows) % GROUP == 0
     return linear.columns % storage.columns == 0

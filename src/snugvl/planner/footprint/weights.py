@@ -128,10 +128,12 @@ def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int
 
 
 def keeps_fp8(model: Inventory) -> bool:
-    """Whether our engine keeps the FP8 of a checkpoint: its blocks are 128 × 128, the kernels' own, and those
-    of an expert's gate end where its rows do."""
+    """Whether our engine keeps the FP8 of a checkpoint: its blocks are 128 × 128, the kernels' own, and end
+    where the rows of an expert's gate do, and those of each part of a joined matrix."""
     mixture = model.facts.text.mixture
-    if mixture is not None and mixture.width % GROUP:
+    if model.facts.quantization != "fp8" or (mixture is not None and mixture.width % GROUP):
+        return False
+    if any(_cuts_blocks(alike) for alike, _ in _matrices(model)):
         return False
     scales = sum(group.elements * group.count for group in model.groups if group.kind == "scale")
     blocks = sum(
@@ -139,7 +141,13 @@ def keeps_fp8(model: Inventory) -> bool:
         for group in model.groups
         if group.kind == "fp8"
     )
-    return model.facts.quantization == "fp8" and blocks == scales
+    return blocks == scales
+
+
+def _cuts_blocks(alike: Matrix) -> bool:
+    """Whether a matrix is joined of FP8 tensors one of which ends within a block."""
+    stored = [group for group, many in alike for _ in range(many) if group.kind == "fp8"]
+    return len(stored) > 1 and any(group.shape[-2] % GROUP for group in stored)
 
 
 def matrix_parts(

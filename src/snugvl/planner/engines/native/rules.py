@@ -135,7 +135,8 @@ class NativeRules(EngineRules):
     def stored_as(self, option: Option) -> str:
         """Why it has no other formats, as a clause: FP8 in other blocks than its kernels' is made wide."""
         if stored_format(option.model) == "fp8" and not keeps_fp8(option.model):
-            return "its FP8 isn't in blocks of 128 × 128, so our engine makes it bf16, or rounds it again"
+            why = "its FP8 isn't in blocks of 128 × 128, each within one matrix"
+            return f"{why}, so our engine makes it bf16, or rounds it again"
         return super().stored_as(option)
 
     def context_limit(self, facts: ModelFacts) -> int:
