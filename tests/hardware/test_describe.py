@@ -14,7 +14,8 @@ from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.errors import InputError
 from snugvl.hardware.describe import describe
 from snugvl.hardware.gpus import reserved_bytes
-from snugvl.hardware.machine import RESERVED, Gpu, Machine, Tenant, record, replay
+from snugvl.hardware.machine import RESERVED, SYSTEM_BYTES, Gpu, Machine, Tenant, record, replay
+from snugvl.planner.budget import budgets
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
 
@@ -53,6 +54,22 @@ def test_several_gpus_and_sizes_in_bytes() -> None:
     assert {gpu.held_bytes for gpu in machine.gpus} == {2 * GIB + kept}
     assert machine.gpus[0].tenants == (Tenant("desktop and other apps", 2 * GIB), Tenant(RESERVED, kept))
     assert machine.ram_total_bytes == 512 * GIB
+
+
+def test_gpus_that_have_host_memory() -> None:
+    """CUDA lends all of it, Vulkan half; what they take is missing there."""
+    spark = describe("gb10")
+    (gpu,) = spark.gpus
+    assert gpu.total_bytes == spark.ram_total_bytes == 124610 * MIB
+    assert gpu.free_bytes == spark.ram_free_bytes == gpu.total_bytes - SYSTEM_BYTES
+    assert (gpu.unified, gpu.api, gpu.compute_capability, gpu.bandwidth) == (True, "cuda", (12, 1), 273e9)
+    assert "NVIDIA GB10 has no memory of its own and shares the system's." in spark.notes
+    assert budgets(spark)[0].device.host_bytes == 0
+    halo = describe("8060s", ram="64GiB")
+    (other,) = halo.others
+    assert (other.unified, other.api, other.total_bytes) == (True, "vulkan", 32 * GIB)
+    with pytest.raises(InputError, match="host memory as its own; describe that with --ram alone"):
+        describe("gb10", vram="64GiB")
 
 
 def test_any_gpu_of_a_size_and_none() -> None:

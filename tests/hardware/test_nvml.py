@@ -132,6 +132,7 @@ def test_a_gpu_that_shares_system_memory(probed: Probe) -> None:
     assert machine.gpus[0].total_bytes == machine.ram_total_bytes
     assert machine.gpus[0].free_bytes == machine.ram_free_bytes
     assert "shares the system's" in machine.notes[0]
+    assert machine.gpus[0].unified, "what is taken there is missing in host memory"
 
 
 def test_a_measured_context_is_filled_in(probed: Probe, tmp_path: Path) -> None:

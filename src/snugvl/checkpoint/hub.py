@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from snugvl.checkpoint.assemble import CONFIG, IMAGES, PROCESSOR, image_settings
@@ -365,6 +365,12 @@ def _speaking(what: str) -> Iterator[None]:
     import httpx2
     from huggingface_hub import errors
 
+    # It speaks HTTP by httpx2 from its version 2 on, by httpx before; their names are the same.
+    if TYPE_CHECKING or issubclass(errors.HfHubHTTPError, httpx2.HTTPError):
+        httpx = httpx2
+    else:
+        import httpx
+
     try:
         yield
     except errors.OfflineModeIsEnabled:
@@ -372,9 +378,9 @@ def _speaking(what: str) -> Iterator[None]:
         raise HubUnreachable(f"{what}: HF_HUB_OFFLINE forbids requests to the Hub; unset it{meant}") from None
     except InputError as error:  # of proxies
         raise HubUnreachable(f"{what}: the Hub can't be reached: {error}") from None
-    except httpx2.TimeoutException:
+    except httpx.TimeoutException:
         raise HubUnreachable(f"{what}: the Hub didn't answer in time; try again later") from None
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise HubUnreachable(
             f"{what}: the Hub can't be reached ({reason}); check the network{did_you_mean(what)}"

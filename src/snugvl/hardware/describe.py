@@ -9,6 +9,7 @@ from snugvl.hardware import gpus
 from snugvl.hardware.devices import with_used
 from snugvl.hardware.machine import (
     RESERVED,
+    SHARES,
     SYSTEM_BYTES,
     Gpu,
     Machine,
@@ -58,7 +59,8 @@ def describe(
     notes: list[str] = []
     ram_bytes = _size(ram, "ram")
     said = ram_bytes is not None
-    ram_bytes = ASSUMED_RAM_BYTES if ram_bytes is None else ram_bytes
+    usual = model.total_bytes if model is not None and model.unified else 0
+    ram_bytes = ram_bytes or usual or ASSUMED_RAM_BYTES
     pc_bytes = ram_bytes if said and system == "wsl2" else None
     ram_bytes = ram_bytes if pc_bytes is None else pc_bytes // 2
     taken = min(SYSTEM_BYTES, ram_bytes // 4)
@@ -115,7 +117,7 @@ def _model(
         raise InputError(
             f"{what}, but --os is {system}; a Mac is --os macos --gpu m4 (or another) --ram 16GiB"
         )
-    if model is not None and not model.total_bytes and (vram is not None or held is not None or count > 1):
+    if model is not None and model.unified and (vram is not None or held is not None or count > 1):
         raise InputError(f"{name} has host memory as its own; describe that with --ram alone")
     return model
 
@@ -130,7 +132,9 @@ def _gpus(
 ) -> tuple[Gpu, ...]:
     if model is None:
         notes.append("The GPU has no name: its speed and what it can compute aren't known.")
-    elif not model.total_bytes:
+    elif model.unified:
+        if model.api == "cuda":
+            notes.append(SHARES.format(model.product))
         return (_unified(model, machine),)
     total = vram_bytes or (model.total_bytes if model else 0)
     reserved = gpus.reserved_bytes(total) if machine.os == "linux" else 0
@@ -151,11 +155,15 @@ def _gpus(
 
 
 def _unified(model: gpus.GpuModel, machine: Machine) -> Gpu:
-    """An Apple GPU: Metal lends two thirds of host memory up to 36 GiB, three quarters of more."""
+    """A GPU that has host memory: all of it by CUDA, half of it by Vulkan (amdgpu's and Windows' limit).
+
+    Metal lends two thirds up to 36 GiB, three quarters of more.
+    """
     ram = machine.ram_total_bytes
-    total = ram * 2 // 3 if ram <= 36 * GIB else ram * 3 // 4
-    free = min(total, machine.ram_free_bytes)
-    return Gpu(0, model.product, total, free, bandwidth=model.bandwidth, api=model.api, unified=True)
+    lent = {"cuda": ram, "vulkan": ram // 2}.get(model.api, ram * 2 // 3 if ram <= 36 * GIB else ram * 3 // 4)
+    return replace(
+        _gpu(0, model, lent, 0, 0), free_bytes=min(lent, machine.ram_free_bytes), tenants=(), unified=True
+    )
 
 
 def _gpu(

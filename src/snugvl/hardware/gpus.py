@@ -34,6 +34,7 @@ _OTHERS = re.compile(r"^(rtx(?=a\d)|rx(?=\d))")
 _SEVERAL = re.compile(r"(?P<count>\d{1,3})\s*[x×*]\s*(?P<one>\D.*)", re.IGNORECASE)
 _LISTED = re.compile(r"[,;+&]|\band\b")
 _WITHOUT = ("cpu", "no", "null", "false", "0")
+_SIZED = re.compile(r"(?P<name>.*\w)\W+(?P<gigabytes>\d{1,3})\s*gi?b", re.IGNORECASE)
 _NOT_WORD = re.compile(r"[^a-z0-9]+")
 
 
@@ -75,7 +76,8 @@ class GpuModel:
         name: NVML's name, without the vendor.
         total_bytes: memory as NVML reports it.
         memory_source: "nominal": the vendor's gigabytes; NVML may report up to 0.6 % less. "published": those
-            of another maker. "host memory": it has none of its own, and `total_bytes` is 0.
+            of another maker. "host memory": it has none of its own; `total_bytes` is what its machine has, or
+            0 where they differ.
         bandwidth: bytes per second, vendor's datasheet.
         bf16_flops: dense bf16 (fp16 before Ampere) operations per second, or None where no source is sure.
         cycles_per_s: clock cycles of all multiprocessors together, at the datasheet's boost clock, or None.
@@ -95,7 +97,12 @@ class GpuModel:
         """The API by which programs reach it; only llama.cpp uses other makers' than NVIDIA's."""
         if self.compute_capability is not None:
             return "cuda"
-        return "vulkan" if self.total_bytes else "metal"
+        return "metal" if self.name.startswith("Apple") else "vulkan"
+
+    @property
+    def unified(self) -> bool:
+        """Whether its memory is host memory."""
+        return self.memory_source == "host memory"
 
     @property
     def product(self) -> str:
@@ -117,9 +124,12 @@ def find(name: str, total_bytes: int | None = None) -> GpuModel | None:
     """The GPU of that name, however it is spelled, or None.
 
     Among several of that name, the one whose memory is nearest to `total_bytes`; without it the table's
-    first.
+    first. The name may end in the gigabytes that it has.
     """
     matches = _index().get(_key(name), ())
+    if not matches and (sized := _SIZED.fullmatch(name.strip())):
+        near = (model for model in _index().get(_key(sized["name"]), ()) if not model.unified)
+        matches = tuple(model for model in near if round(model.total_bytes / GIB) == int(sized["gigabytes"]))
     if not matches:
         return None
     if total_bytes is None:

@@ -27,6 +27,7 @@ SYSTEMS: Final[Mapping[OperatingSystem, str]] = {
 
 # The tenant of the memory that the driver keeps of a GPU for itself: it can't be freed.
 RESERVED: Final = "driver (reserved)"
+SHARES: Final = "{} has no memory of its own and shares the system's."
 # What a system with its services holds of host memory, whatever else runs: assumed.
 SYSTEM_BYTES: Final = 2 << 30
 SCHEMA: Final = 1

@@ -16,7 +16,7 @@ from snugvl.core.sizes import MIB
 from snugvl.hardware import gpus, host
 from snugvl.hardware.describe import DESKTOP
 from snugvl.hardware.machine import RESERVED as RESERVED
-from snugvl.hardware.machine import Gpu, Tenant, pcie_bandwidth
+from snugvl.hardware.machine import SHARES, Gpu, Tenant, pcie_bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +243,7 @@ class _Memory:
     total: int
     free: int
     reserved: int
+    shared: bool = False  # host memory
 
 
 def _sample(
@@ -257,9 +258,9 @@ def _sample(
             try:
                 now = _memory(nvml, device.handle)
             except nvml.NVMLError_NotSupported:
-                now = _Memory(around.ram_total_bytes, around.ram_free_bytes, 0)
+                now = _Memory(around.ram_total_bytes, around.ram_free_bytes, 0, shared=True)
                 if number == 0:
-                    found.notes.append(f"{device.name} has no memory of its own and shares the system's.")
+                    found.notes.append(SHARES.format(device.name))
             except nvml.NVMLError as error:
                 lowest.pop(device.uuid, None)
                 note = f"{device.name} doesn't tell its memory ({error}) and is left out."
@@ -301,6 +302,7 @@ def _gpu(nvml: Any, index: int, device: _Device, memory: _Memory, driver: str | 
         link_bandwidth=_link(nvml, owner.handle),
         cuda_total_bytes=_cuda_total(memory, around, mig=device.parent is not None),
         cycles_per_s=model.cycles_per_s * share if model and model.cycles_per_s else None,
+        unified=memory.shared,
     )
 
 

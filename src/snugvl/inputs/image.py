@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import pi_heif
 from PIL import (
+    AvifImagePlugin,
     BmpImagePlugin,
     GifImagePlugin,
     Image,
@@ -35,11 +36,6 @@ from PIL import (
 from snugvl.errors import ImageError, ImageTooLarge, warn
 from snugvl.inputs import looks_like
 from snugvl.inputs.looks_like import describe, in_base64
-
-try:
-    from PIL import AvifImagePlugin
-except ImportError:  # Pillow before 11.3
-    AvifImagePlugin = None  # type: ignore[assignment]
 
 _PLUGINS = (
     JpegImagePlugin,
@@ -55,7 +51,7 @@ _NAMES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 pi_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=2)
 # A plugin whose C library is missing registers nothing. Pillow's JPEG plugin also opens MPO. AVIF before
 # HEIF: both read "mif1", and pi-heif's wheels have no decoder for AVIF.
-_OPENED = [name for name, plugin in zip(_NAMES, _PLUGINS, strict=True) if plugin and name in Image.OPEN]
+_OPENED = [name for name, plugin in zip(_NAMES, _PLUGINS, strict=True) if name in Image.OPEN]
 FORMATS = (*_OPENED, "HEIF")
 
 # Without a handler of the program's own, Python prints Pillow's log of a damaged TIFF on stderr.

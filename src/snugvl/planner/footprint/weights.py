@@ -27,7 +27,7 @@ all in one piece (`models/expert_cache.py`).
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
 from typing import Final
@@ -138,16 +138,20 @@ def keeps_fp8(model: Inventory) -> bool:
     scales = sum(group.elements * group.count for group in model.groups if group.kind == "scale")
     blocks = sum(
         prod(group.shape[:-2]) * -(-group.shape[-2] // GROUP) * -(-group.shape[-1] // GROUP) * group.count
-        for group in model.groups
-        if group.kind == "fp8"
+        for group in _in_fp8(model.groups)
     )
     return blocks == scales
 
 
 def _cuts_blocks(alike: Matrix) -> bool:
     """Whether a matrix is joined of FP8 tensors one of which ends within a block."""
-    stored = [group for group, many in alike for _ in range(many) if group.kind == "fp8"]
+    stored = _in_fp8(group for group, many in alike for _ in range(many))
     return len(stored) > 1 and any(group.shape[-2] % GROUP for group in stored)
+
+
+def _in_fp8(groups: Iterable[TensorGroup]) -> list[TensorGroup]:
+    """The groups of tensors that are stored in FP8."""
+    return [group for group in groups if group.kind == "fp8"]
 
 
 def matrix_parts(

@@ -18,7 +18,7 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any, BinaryIO
 
-from PIL import Image
+from PIL import AvifImagePlugin, Image
 
 from snugvl.core.resources import Region
 from snugvl.errors import ImageError, ImageTooLarge
@@ -75,10 +75,7 @@ def preload() -> None:
     Image.preinit()
     for module in _LATER:
         import_module(module)
-    with contextlib.suppress(ImportError):  # Pillow before 11.3 has no AVIF
-        from PIL import AvifImagePlugin
-
-        AvifImagePlugin.DEFAULT_MAX_THREADS = 2  # or as many as there are cores, each with a stack
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 2  # or as many as there are cores, each with a stack
 
 
 def answer(job: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Sequence[memoryview]]:
