@@ -29,6 +29,25 @@ PLATFORM = "x86_64-manylinux_2_31"  # Debian 11, Ubuntu 20.04 and everything new
 ONLY_SOURCES = "docopt"  # has no wheel anywhere; pip builds it without a compiler
 # What a build of torch asks for by exact versions, and another build in other versions.
 OF_TORCH = re.compile(r"triton$|cuda-|nvidia-(?!ml-py$)")
+PICTURE = ROOT / "examples" / "images" / "shapes.png"
+# Typed in an environment of its own: a server, our client, a typed answer.
+TALK = """
+import json, re, subprocess, sys, openai, snugvl
+words = [sys.executable, "-m", "snugvl", "serve", "pocket", "--port", "0", "--device", "cpu"]
+with subprocess.Popen(words, stdout=-1, stderr=-1, text=True) as server:
+    url = next(filter(None, (re.search(r"http://127[.]0[.]0[.]1:[0-9]+", line) for line in server.stdout)))[0]
+    next(line for line in server.stderr if "ready in" in line)
+    with snugvl.Client(url) as client:
+        print(client.caption(sys.argv[1]).text)
+    schema = {"type": "object", "properties": {"circles": {"type": "integer", "maximum": 9}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema | {"required": ["circles"]}}}
+    asked = [{"role": "user", "content": "How many circles are there?"}]
+    with openai.OpenAI(base_url=url + "/v1", api_key="none") as sdk:
+        told = sdk.chat.completions.create(model="pocket", messages=asked, response_format=form)
+    print(json.loads(told.choices[0].message.content).keys())
+    server.terminate()
+sys.exit(server.returncode)
+"""
 CONSTRAINTS = ROOT / "constraints.txt"
 DEV_CONSTRAINTS = ROOT / "constraints-dev.txt"
 NEEDED_BYTES = 10**10  # of the disk: an environment with CUDA's torch, and what pip keeps while it installs
@@ -148,6 +167,41 @@ def test_it_installs_captions_and_passes_its_quick_tests(python: str, tmp_path: 
         _type("git init -q . && git add -A &&\n" + quick, clone, path, " passed")
     finally:
         shutil.rmtree(clone)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.timeout(6 * PATIENCE_S)
+def test_what_pyproject_declares_at_its_oldest_runs(tmp_path: Path) -> None:
+    """Each dependency of its own at the least version declared, those of dependencies at their newest."""
+    if shutil.disk_usage(tmp_path).free < NEEDED_BYTES:
+        missing(f"{tmp_path} has less than {NEEDED_BYTES / 1e9:.0f} GB free")
+    python, venv = f"{sys.version_info.major}.{sys.version_info.minor}", tmp_path / "venv"
+    extras = [word for extra in USERS for word in ("--extra", extra)]
+    found = uv(python, "pyproject.toml", "--resolution", "lowest-direct", *extras)
+    if found.returncode != 0:
+        registry()
+    assert found.returncode == 0, found.stderr
+    (tmp_path / "oldest.txt").write_text(found.stdout, encoding="utf-8")
+    for words in (
+        ["venv", venv, "--python", sys.executable],
+        ["pip", "install", "--python", venv, "--no-deps", "-r", tmp_path / "oldest.txt", ROOT],
+    ):
+        made = subprocess.run([find_uv_bin(), *words], capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+    try:
+        for typed, printed in (
+            ((venv / "bin/snugvl", "--version"), "snugvl "),
+            ((venv / "bin/snugvl", "plan", "--gpu", "rtx-3060", "--offline"), "GeForce RTX 3060"),
+            ((venv / "bin/snugvl", "caption", PICTURE), block("prints")),
+            ((venv / "bin/snugvl", "caption", PICTURE, "--backend", "transformers"), block("prints")),
+            ((venv / "bin/python", "-c", TALK, PICTURE), f"{block('prints')}dict_keys(['circles'])\n"),
+        ):
+            ran = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+            assert ran.returncode == 0, f"{typed}\n{ran.stdout}\n{ran.stderr}"
+            assert printed in ran.stdout
+    finally:
+        shutil.rmtree(venv)
 
 
 def _pyenv(python: str) -> str | None:

@@ -218,7 +218,9 @@ def test_every_row_of_the_table_can_be_described() -> None:
     """A row of compute capability 6 once broke every look-up."""
     for model in known():
         on = describe(
-            model.name, os="macos" if model.api == "metal" else "linux", vram=model.total_bytes or None
+            model.name,
+            os="macos" if model.api == "metal" else "linux",
+            vram=None if model.unified else model.total_bytes,
         )
         assert (on.gpus or on.others)[0].name == model.product
 
@@ -233,6 +235,11 @@ def test_parent_and_child_count_host_memory_alike(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     child = place.place_on(torch.device("cuda", 0), machine=on)
     assert child.host_bytes == budgets(on)[0].device.host_bytes == beside_bytes(on)
+    on = describe("gb10")  # whose memory is the host's
+    child = place.place_on(torch.device("cuda", 0), machine=on)
+    assert child.host_bytes == budgets(on)[0].device.host_bytes == 0
+    assert child.planned().unified
+    assert child.usable_bytes == budgets(on)[0].usable_bytes
 
 
 class _Properties:

@@ -73,9 +73,14 @@ class TargetDevice:
         return Budget(self.name, total, total - self.free_bytes, margin, self.planned(), self.gpu)
 
     @property
+    def unified(self) -> bool:
+        """Whether the GPU's memory is host memory."""
+        return self.gpu is not None and self.gpu.unified
+
+    @property
     def margin_bytes(self) -> int:
         """Bytes of the free memory that are left alone."""
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" or self.unified:
             return host_margin_bytes(self.free_bytes)
         return margin_bytes(self.free_bytes, self.system)
 
@@ -102,6 +107,7 @@ class TargetDevice:
             multiprocessors=self.multiprocessors,
             host_bytes=self.host_bytes,
             pinned_bytes=self.pinned_bytes,
+            unified=self.unified,
             context_basis=self._context_basis(),
         )
 
@@ -206,7 +212,7 @@ def place_on(
         limit_bytes,
         facts.multi_processor_count,
         gpu,
-        beside_bytes(machine),
+        beside_bytes(machine, gpu),
         machine.pinned_bytes,
         machine,
     )

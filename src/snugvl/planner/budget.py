@@ -177,9 +177,10 @@ def wsl_most_bytes(machine: Machine) -> int | None:
     return max((machine.pc_ram_bytes or 2 * machine.ram_total_bytes) - WINDOWS_BYTES, 0)
 
 
-def beside_bytes(machine: Machine) -> int:
-    """Bytes of host memory that weights beside a GPU may take."""
-    return max(host_budget(machine).usable_bytes - HOST_PROCESS_BYTES, 0)
+def beside_bytes(machine: Machine, gpu: Gpu | None = None) -> int:
+    """Bytes of host memory that weights beside a GPU may take; what one in the processor takes is missing."""
+    taken = gpu.free_bytes if gpu is not None and gpu.unified else 0
+    return max(host_budget(machine).usable_bytes - HOST_PROCESS_BYTES - taken, 0)
 
 
 def budgets(machine: Machine, limit_bytes: int | None = None) -> list[Budget]:
@@ -187,11 +188,9 @@ def budgets(machine: Machine, limit_bytes: int | None = None) -> list[Budget]:
 
     `limit_bytes`: most that may be taken of each.
     """
-    host_bytes = beside_bytes(machine)
-    pinned_bytes = machine.pinned_bytes
     found = []
-    for gpu in machine.gpus:  # what one in the processor takes is missing in host memory
-        left = max(host_bytes - gpu.free_bytes, 0) if gpu.unified else host_bytes
-        budget = gpu_budget(gpu, machine.os, limit_bytes, left, pinned_bytes)
+    for gpu in machine.gpus:
+        host_bytes = beside_bytes(machine, gpu)
+        budget = gpu_budget(gpu, machine.os, limit_bytes, host_bytes, machine.pinned_bytes)
         found.append(replace(budget, ram_bandwidth=machine.ram_bandwidth, cores=machine.cpu_cores))
     return sorted(found, key=lambda budget: -budget.usable_bytes) or [host_budget(machine, limit_bytes)]

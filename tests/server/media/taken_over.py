@@ -86,7 +86,7 @@ def _signals(parent: int, sibling: int) -> Tries:
 
 
 def _programs() -> Tries:
-    nothing = ctypes.c_char_p(b"/nonexistent")
+    nothing = ctypes.c_char_p(b"/nonexistent/nothing")
     return {
         "execve": lambda: _call("execve", nothing, 0, 0),
         "execveat": lambda: _call("execveat", -100, nothing, 0, 0, 0),
@@ -105,7 +105,7 @@ def _files(region_bytes: int) -> Tries:
         "openat2": lambda: _call("openat2", -100, 0, 0, 0),
         "look at a file": lambda: os.stat("/etc/passwd"),  # noqa: PTH116 - the call itself
         "list a folder": lambda: os.listdir("/proc"),  # noqa: PTH208 - the call itself
-        "delete a file": lambda: os.unlink("/nonexistent"),  # noqa: PTH108 - the call itself
+        "delete a file": lambda: os.unlink("/nonexistent/nothing"),  # noqa: PTH108 - the call itself
         "truncate what is open": lambda: os.ftruncate(0, region_bytes // 2),
         "shared memory anew": lambda: os.memfd_create("taken"),
         "a segment": lambda: _call("shmget", 0, 0, 0o1600),
