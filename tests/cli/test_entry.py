@@ -1,8 +1,11 @@
 """The engine's process is begun before the command line is imported: when, and what becomes of it."""
 
+import os
 import shlex
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +47,21 @@ def test_where_it_is_begun(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_it_is_not(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "Launched", lambda: pytest.fail("launched"))
     assert entry.begin(line.split()) is None
+
+
+@pytest.mark.slow
+def test_a_zip_file_on_the_path_is_refused_by_name(tmp_path: Path) -> None:
+    """Code would be found there; the catalogue and pocket are files that other libraries open."""
+    source = Path(entry.__file__).parents[2]
+    with zipfile.ZipFile(tmp_path / "snugvl.whl", "w") as packed:
+        for path in source.rglob("*.py"):
+            packed.write(path, path.relative_to(source))
+    command = [sys.executable, "-m", "snugvl", "plan", "--gpu", "rtx-3060", "--offline"]
+    environment = os.environ | {"PYTHONPATH": str(packed.filename)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 1
+    why = "isn't a folder, and its models can't be read there; pip install it"
+    assert ran.stderr == f"snugvl: {packed.filename}/snugvl {why}\n"
 
 
 def test_a_process_that_cannot_be_started_is_nobodys_error_yet(monkeypatch: pytest.MonkeyPatch) -> None:

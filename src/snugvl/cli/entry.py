@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from snugvl.backends.process.launch import Launched
 from snugvl.core.folders import give_home
@@ -28,6 +29,8 @@ def begin(words: Sequence[str]) -> Launched | None:
 def main() -> None:
     """The console script."""
     _open_closed_streams()
+    if not (package := Path(__file__).parents[1]).is_dir():
+        sys.exit(f"snugvl: {package} isn't a folder, and its models can't be read there; pip install it")
     give_home()
     gc.disable()  # what imports make stays: to look through it again and again takes a fifth of the time
     launched = begin(sys.argv[1:])
