@@ -41,21 +41,22 @@ from snugvl.server.openai.common import (
     Metadata,
     SamplingFields,
     StreamOptions,
+    TemplateVariables,
     effort_of,
     head,
     json_answer,
     rename_fields,
     sampling_of,
     stream_options_of,
+    template_of,
     token_logprobs,
     usage_of,
 )
-from snugvl.server.streaming import Event, compact, event_stream
+from snugvl.server.streaming import Event, event_stream
 from snugvl.server.unsupported import CHAT, UnsupportedFields
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
-MAX_TEMPLATE = 4096  # characters of chat_template_kwargs
 
 # What the engine calls a field of its own request, and what this protocol calls it.
 NAMES = {
@@ -91,9 +92,7 @@ class ChatCompletionRequest(SamplingFields):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="variables of the chat template, such as enable_thinking"
-    )
+    chat_template_kwargs: TemplateVariables | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
     reasoning_effort: Effort | None = None
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -157,19 +156,8 @@ async def _request(body: ChatCompletionRequest, media: RequestMedia) -> Request:
     )
     messages = await conversation_of(body.messages, media)
     media.check_all_used()
-    extra = body.chat_template_kwargs or {}
-    if len(compact(extra)) > MAX_TEMPLATE:
-        raise RequestError(
-            f"chat_template_kwargs has more than {MAX_TEMPLATE:,} characters; send text in messages",
-            field="chat_template_kwargs",
-        )
-    return Request(
-        messages,
-        sampling,
-        tools=tools,
-        grammar=grammar,
-        template={**effort_of(body.reasoning_effort), **extra},
-    )
+    template = {**effort_of(body.reasoning_effort), **template_of(body.chat_template_kwargs)}
+    return Request(messages, sampling, tools=tools, grammar=grammar, template=template)
 
 
 def _max_tokens(body: ChatCompletionRequest) -> int | None:
