@@ -59,11 +59,12 @@ router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
 
 # What the engine calls a field of its own request, and what this protocol calls it.
+FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 NAMES = {
     "prompt_ids|prompt|vision": "messages",
-    "grammar": "response_format",
     "max_pixels": "mm_processor_kwargs.max_pixels",
     r"(tools\[\d+\])\.(\w.*)": r"\1.function.\2",
+    r"(messages\[\d+\]\.tool_calls\[\d+\])\.(arguments)": r"\1.function.\2",
 }
 
 
@@ -128,8 +129,10 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     options = stream_options_of(body.stream, body.stream_options)
     most = None if body.mm_processor_kwargs is None else body.mm_processor_kwargs.max_pixels
     media = RequestMedia(context.media, record, attachments=attachments_of(http), max_pixels=most)
+    form = next((name for name in FORMS if getattr(body, name) is not None), "response_format")
     with rename_fields(
         NAMES
+        | {"grammar|response_format": form}
         | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
         | ({"max_pixels": "messages"} if most is None else {})
     ):
