@@ -9,6 +9,7 @@ happens. The line holds no prompt, image, query string or key:
 import asyncio
 import json
 import logging
+import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -230,6 +231,10 @@ POLLED = {
     "/memory",
     "/metrics",
 }  # `top`, the page: once a second and more
+# What Azure's SDKs put before a path of OpenAI's; the model's name is in the body as well.
+AZURE = re.compile(
+    r"^/openai/v1/|^/(openai/|v1/)?deployments/.+?/(?=(chat/)?completions$|(responses|models|embeddings)$)"
+)
 LINGER_S = 2.0  # how long the rest of a refused body is read and dropped, so that its answer arrives
 
 access_log = logging.getLogger("snugvl.access")
@@ -250,7 +255,8 @@ class Logs:
             return
         path = scope["path"]
         if "//" in path or path.endswith("/"):  # of a base URL that ends with a slash, for one
-            scope["path"] = "/" + "/".join(filter(None, path.split("/")))
+            path = "/" + "/".join(filter(None, path.split("/")))
+        scope["path"] = AZURE.sub("/v1/", path)
         record = RequestRecord(f"req_{uuid.uuid4().hex}")
         begin_record(scope, record)
         self._context.metrics.in_flight.inc()
