@@ -146,6 +146,8 @@ WRONG_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: np.zeros((0, 4, 3), np.uint8), r"shape 0×4×3"),
     "an empty image": (lambda: Image.new("RGB", (7, 0)), r"the image is 7×0 pixels"),
     "a number": (lambda: np.float32(3), r"no dimensions"),
+    "without values": (lambda: torch.zeros(4, 4, 3, device="meta"), "can't read .*; give a dense one"),
+    "sparse": (lambda: torch.zeros(4, 4, 3).to_sparse(), "can't read .*; give a dense one"),
     "huge": (lambda: np.broadcast_to(np.uint8(0), (20_000, 20_000)), r"limit is 100,000,000 pixels"),
 }
 
@@ -400,6 +402,31 @@ def test_16_17_one_name_is_enough_and_boxes_draw_themselves(
     with pytest.raises(snugvl.InputError, match="its name must end in"):
         found.draw(shapes, "boxes.txt")
     assert str(found).startswith("red circle: ")
+
+
+def test_boxes_are_drawn_into_open_files(model: Tasks, shapes: str, tmp_path: Path) -> None:
+    found, memory = model.detect(shapes, "red circle"), io.BytesIO()
+    drawn = found.draw(shapes, memory)
+    memory.seek(0)
+    with Image.open(memory) as written:
+        assert (written.format, written.size) == ("PNG", drawn.size)
+    with (tmp_path / "boxes.jpg").open("wb") as file:
+        found.draw(shapes, file)
+    with Image.open(tmp_path / "boxes.jpg") as written:
+        assert written.format == "JPEG"
+    memory.close()
+    with Path(shapes).open("rb") as unwritable:
+        for wrong in (5, io.StringIO(), unwritable, memory):
+            with pytest.raises(WrongType, match="drawn to a path, or to a file opened with 'wb', not to"):
+                found.draw(shapes, wrong)  # type: ignore[arg-type]
+
+
+def test_text_that_is_no_text_is_refused_before_it_is_sent(served: tuple[FakeBackend, str]) -> None:
+    """As a shell gives an argument that isn't UTF-8."""
+    with snugvl.Client(served[1]) as client:
+        for ask in (client.ask, client.stream_ask):
+            with pytest.raises(RequestError, match="text has a lone surrogate"):
+                ask(IMAGE, "caf\udce9?")
 
 
 def test_18_results_print_their_text(model: Tasks) -> None:
@@ -698,7 +725,7 @@ def test_a_model_is_neither_pickled_nor_copied(copied: Callable[[Any], Any]) -> 
         copied(snugvl.Model(FakeBackend()))
 
 
-def test_files_that_are_closed_addresses_of_files_and_base64_are_told(shapes: str) -> None:
+def test_files_that_are_closed_addresses_of_files_and_base64_are_told(model: Tasks, shapes: str) -> None:
     with Path(shapes).open("rb") as file, Image.open(shapes) as picture:
         path = str(Path(shapes).resolve())
     picture.close()
@@ -710,4 +737,4 @@ def test_files_that_are_closed_addresses_of_files_and_base64_are_told(shapes: st
         (text, r"is text in base64; give the bytes: base64.b64decode\(text\)"),
     ):
         with pytest.raises(ImageError, match=said):
-            decode(given)  # type: ignore[arg-type]
+            model.caption(given)

@@ -59,7 +59,7 @@ def test_a_video_has_no_more_patches_than_the_largest_picture() -> None:
         frame = Image.new("RGB", (400, 400))
         video = Video((frame,) * 8, tuple(float(second) for second in range(8)))
         for part in (Picture(frame), video):
-            assert 0 < loaded.backend.tokenize((user(part, "?"),)).image_tokens <= 32
+            assert 0 < loaded.backend.tokenize(Request((user(part, "?"),))).image_tokens <= 32
     finally:
         loaded.backend.close()
 

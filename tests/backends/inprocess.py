@@ -10,7 +10,7 @@ import torch
 from snugvl.backends.hosted import Hosted
 from snugvl.backends.measure import Meter
 from snugvl.backends.preparers import Preparation, Preparers
-from snugvl.core.messages import Capabilities, Message, Request, Stream, ToolUse
+from snugvl.core.messages import Capabilities, Request, Stream
 from snugvl.core.service import Health, Load, Snapshot, State, Tokens
 from snugvl.errors import EngineUnavailable
 
@@ -58,10 +58,10 @@ class InProcessEngine:
             discard=lambda stream: stream.close(),
         )
 
-    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+    async def tokenize(self, request: Request) -> Tokens:
         """Token ids of a text or a conversation."""
         preparation = Preparation()
-        job = partial(self._backend.tokenize, prompt, tools, preparation.go_on)
+        job = partial(self._backend.tokenize, request, preparation.go_on)
         return await self._preparers.run(preparation, job)
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:

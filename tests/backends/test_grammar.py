@@ -154,13 +154,13 @@ def test_the_prompt_shows_tools_calls_and_answers(backend: NativeBackend) -> Non
         Message("assistant", (), (ToolCall("1", "get_weather", '{"city":"Rome"}'),)),
         Message("tool", (Text("sunny"),), tool_call_id="1"),
     )
-    shown = backend.tokenize(conversation, ToolUse(TOOLS))
+    shown = backend.tokenize(Request(conversation, tools=ToolUse(TOOLS)))
     text = backend.detokenize(shown.ids)
     assert shown.image_tokens == 4
     assert '"name": "get_weather", "description": "Weather"' in text
     assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>' in text
     assert "<tool_response>\nsunny\n</tool_response>" in text
-    assert "tools" not in backend.detokenize(backend.tokenize(conversation).ids)
+    assert "tools" not in backend.detokenize(backend.tokenize(Request(conversation)).ids)
     request = Request(conversation, SamplingParams(max_tokens=3), tools=ToolUse(TOOLS))
     *_, last = backend.submit(request)
     assert last.usage is not None
@@ -175,7 +175,11 @@ def test_a_bare_prompt_is_continued_as_it_is(backend: NativeBackend, processor: 
     assert "".join(d.text for d in by_text) == "".join(d.text for d in by_ids)
     assert by_text[-1].usage == by_ids[-1].usage
     assert by_text[-1].usage is not None
-    assert by_text[-1].usage.prompt_tokens == len(ids) == len(backend.tokenize("A red circle").ids)
+    assert (
+        by_text[-1].usage.prompt_tokens
+        == len(ids)
+        == len(backend.tokenize(Request(prompt="A red circle")).ids)
+    )
     end = processor.tokenizer.token_id("<|im_end|>")
     assert end is not None
     assert list(backend.submit(Request(prompt=(*ids, end), sampling=sampling))), "control tokens as ids"

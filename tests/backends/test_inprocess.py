@@ -39,7 +39,7 @@ def test_serves_and_measures(backend: NativeBackend) -> None:
         assert weights.measured_bytes == backend.memory()["weights"]
         assert 0 < ledger.process_bytes < ledger.total_bytes
         stream.close()
-        tokens = await service.tokenize("a red circle")
+        tokens = await service.tokenize(Request(prompt="a red circle"))
         assert await service.detokenize(tokens.ids) == "a red circle"
         for unknown in (10**9, -1):
             with pytest.raises(RequestError, match=f"a token id is .*, not {unknown}"):

@@ -16,7 +16,7 @@ import snugvl
 from snugvl.backends.measure import Meter
 from snugvl.backends.native.loading import load_engine
 from snugvl.checkpoint.families import read_config
-from snugvl.core.messages import Grammar, Message, Picture, Text, user
+from snugvl.core.messages import Grammar, Message, Picture, Request, Text, user
 from snugvl.core.options import LoadOptions
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import snapshots
@@ -288,8 +288,10 @@ def test_it_thinks_about_text_and_not_about_pictures_unless_it_is_asked_to(
             for name, request in requests.items():
                 assert thinks(model, request) is expected[said][name], (said, name)
                 assert thinks(model, asked[name])
-            counted = model.backend.tokenize(seen).ids
+            counted = model.backend.tokenize(Request(seen)).ids
             assert (model.backend.detokenize(counted).endswith("<think>\n")) is expected[said]["picture"]
+            counted = model.backend.tokenize(asked["picture"]).ids
+            assert model.backend.detokenize(counted).endswith("<think>\n"), "as the request says"
 
 
 def thinks(model: Any, request: snugvl.Request) -> bool:

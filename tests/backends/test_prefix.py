@@ -26,22 +26,24 @@ def ask(backend: NativeBackend, *messages: Message) -> tuple[int, int, int, str]
 
 def test_the_load_tells_what_was_found(backend: NativeBackend) -> None:
     question = user(PICTURE, "What is in this image?")
-    length = len(backend.tokenize((question,)).ids)
+    length = len(backend.tokenize(Request((question,))).ids)
     looked_up, found, encoded, answer = ask(backend, question)
     assert (looked_up, found, encoded) == (length, 0, 1)
     assert ask(backend, question) == (length, (length - 1) // 16 * 16, 0, answer)
     _, found, _, _ = ask(backend, user(PICTURE, "Why?"))
     assert found >= 16
-    before_picture = backend.tokenize((question,)).ids.index(backend.tokenize("<|image_pad|>").ids[0])
+    before_picture = backend.tokenize(Request((question,))).ids.index(
+        backend.tokenize(Request(prompt="<|image_pad|>")).ids[0]
+    )
     assert ask(backend, user(OTHER, "What is in this image?"))[1] <= before_picture
 
 
 def test_the_next_turn_starts_from_the_last(backend: NativeBackend) -> None:
     first = user(PICTURE, "What is in this image?")
-    length = len(backend.tokenize((first,)).ids)
+    length = len(backend.tokenize(Request((first,))).ids)
     *_, answer = ask(backend, first)
     turns = (first, Message("assistant", (Text(answer),)), user("And what else?"))
     looked_up, found, encoded, _ = ask(backend, *turns)
-    assert looked_up == len(backend.tokenize(turns).ids)
+    assert looked_up == len(backend.tokenize(Request(turns)).ids)
     assert found >= (length - 1) // 16 * 16
     assert encoded == 0

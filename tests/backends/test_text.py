@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import snugvl
 from snugvl.backends.native.backend import NativeBackend
 from snugvl.backends.native.loading import LoadedEngine, load_engine
-from snugvl.core.messages import Message, Picture, Text, user
+from snugvl.core.messages import Message, Picture, Request, Text, user
 from snugvl.core.options import LoadOptions
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
@@ -67,7 +67,7 @@ def test_a_conversation_as_transformers_continues_it(model: Any, oracle: Any) ->
     plain = [{"role": m.role, "content": m.content[0].text} for m in messages]  # type: ignore[union-attr]
     ids = tokenizer.apply_chat_template(plain, add_generation_prompt=True)["input_ids"]
     assert ids.count(1) == 1  # the template writes "<s>", and nobody writes it again
-    assert list(model.backend.tokenize(tuple(messages)).ids) == ids
+    assert list(model.backend.tokenize(Request(tuple(messages))).ids) == ids
     expected = tokenizer.decode(new_tokens(oracle, ids), skip_special_tokens=True)
     assert text_of(model, snugvl.Request(tuple(messages), SAMPLING)) == expected
     assert model.chat(messages, SAMPLING).text == expected
@@ -76,7 +76,7 @@ def test_a_conversation_as_transformers_continues_it(model: Any, oracle: Any) ->
 def test_a_bare_prompt_is_framed_and_goes_on(model: Any, oracle: Any) -> None:
     ids = oracle[1]("the quick")["input_ids"]
     assert ids[0] == 1
-    assert list(model.backend.tokenize("the quick").ids) == ids
+    assert list(model.backend.tokenize(Request(prompt="the quick")).ids) == ids
     tokens = new_tokens(oracle, ids)
     whole = oracle[1].decode([*ids, *tokens], skip_special_tokens=True)
     asked = snugvl.Request(prompt="the quick", sampling=SAMPLING)
@@ -84,7 +84,7 @@ def test_a_bare_prompt_is_framed_and_goes_on(model: Any, oracle: Any) -> None:
 
 
 def test_an_answer_begins_without_the_space_that_a_continuation_has(model: Any) -> None:
-    (word,) = model.backend.tokenize("the").ids[1:]
+    (word,) = model.backend.tokenize(Request(prompt="the")).ids[1:]
     forced = SamplingParams(max_tokens=2, ignore_eos=True, logit_bias={word: 100.0})
     assert text_of(model, snugvl.Request((user("a"),), forced)) == "the the"
     assert text_of(model, snugvl.Request(prompt="a", sampling=forced)) == " the the"

@@ -1,5 +1,6 @@
 """Many images: order, one bad file, an output file, resuming, folders, globs, standard input."""
 
+import base64
 import json
 import signal
 import threading
@@ -39,6 +40,14 @@ def test_a_glob_is_expanded_and_a_name_that_looks_like_one_is_a_file(snugvl: Run
 
 def test_an_image_named_twice_is_done_once(snugvl: Run, pictures: Path) -> None:
     assert len(names(snugvl("caption", pictures, pictures / "a.png", "--json").out)) == 5
+
+
+def test_a_data_url_is_an_image_and_a_name_may_be_too_long(snugvl: Run, pictures: Path) -> None:
+    text = base64.b64encode((pictures / "a.png").read_bytes() + bytes(4096)).decode()
+    assert snugvl("caption", f"data:image/png;base64,{text}").out == "A picture of 10x50.\n"
+    ran = snugvl("caption", "x" * 300 + ".png")
+    assert (ran.code, ran.err.count("\n")) == (3, 1)
+    assert "can't be read: File name too long" in ran.err
 
 
 def test_standard_input_is_an_image(snugvl: Run, pictures: Path, piped: Callable[[bytes], None]) -> None:

@@ -212,6 +212,8 @@ def test_boxes_are_drawn_over_the_picture_that_was_sent(snugvl: Run, scripted: s
     width, height = drawn.size  # small pictures are drawn larger
     assert width * 5 == height
     assert drawn.tobytes() != Image.open(pictures / "a.png").convert("RGB").tobytes()
+    ran = snugvl("detect", pictures / "a.png", "--server", scripted, "--draw", "-")
+    assert (ran.code, "not to standard output" in ran.err) == (3, True)
 
 
 def test_a_url_is_left_to_the_server_and_can_not_be_drawn_on(

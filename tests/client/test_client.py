@@ -17,6 +17,7 @@ from snugvl.backends.native.backend import NativeBackend
 from snugvl.core.messages import Message, Text, ToolCall
 from snugvl.core.service import Health, Load
 from snugvl.core.training import Training
+from snugvl.inputs.image import ImageLimits
 from snugvl.tasks.request import collect
 from tests.client.conftest import LEDGER, RawServer, ScriptedEngine
 from tests.patience import until
@@ -161,8 +162,8 @@ def test_a_picture_that_is_not_there_is_told_before_anything_is_sent(
 
 
 def test_a_picture_of_too_many_bytes_is_not_sent(raw: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snugvl.client.pictures._MAX_BYTES", 100)
-    with Client(raw.url) as client, pytest.raises(snugvl.ImageTooLarge, match="more than 100 bytes"):
+    monkeypatch.setattr("snugvl.client.pictures.ImageLimits", lambda: ImageLimits(max_bytes=100))
+    with Client(raw.url) as client, pytest.raises(snugvl.ImageTooLarge, match="the limit is 100;"):
         client.caption(SHAPES)
     assert raw.asked == []
 

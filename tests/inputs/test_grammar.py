@@ -278,6 +278,7 @@ def chain(links: int) -> str:
         ("regex", "a" * 8200, "8,200 characters, at most 8,192"),
         ("regex", "(" * 4000 + "x" + ")" * 4000, "regular expression can't be used"),
         ("lark", "start: foo", "unknown name"),
+        ("lark", 'root ::= "yes" | "no"', "in GBNF .* write it in Lark"),
         ("lark", "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(2000)), "2001 rules"),
         ("lark", "start: A\nA: /a/" + " & /a/" * 9, "9 intersections"),
         ("yaml", "a", "not 'yaml'"),

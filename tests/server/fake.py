@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
-from snugvl.core.messages import Capabilities, Delta, Message, Request, ToolUse, Usage
+from snugvl.core.messages import Capabilities, Delta, Request, Usage
 from snugvl.core.service import Health, Load, Snapshot, Tokens
 from snugvl.errors import EngineError, EngineUnavailable, RequestError
 
@@ -154,6 +154,7 @@ class FakeService:
     health: Health = field(default_factory=lambda: Health("ready", "fake is ready"))
     capabilities: Capabilities | None = CAPABILITIES
     requests: list[Request] = field(default_factory=list)
+    counted: list[Request] = field(default_factory=list)
     running: set[FakeStream] = field(default_factory=set)
     closed: bool = False
 
@@ -185,8 +186,9 @@ class FakeService:
         self.running.add(stream)
         return stream
 
-    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        text = prompt if isinstance(prompt, str) else "".join(str(message) for message in prompt)
+    async def tokenize(self, request: Request) -> Tokens:
+        text = request.prompt if isinstance(request.prompt, str) else "".join(map(str, request.messages))
+        self.counted.append(request)
         return Tokens(tuple(text.encode()))
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:

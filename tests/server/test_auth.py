@@ -22,6 +22,8 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         {"Authorization": "Bearer first-key"},
         {"authorization": "bearer  first-key"},
         {"x-api-key": "first-key"},
+        {"api-key": "first-key"},
+        {"x-api-key": "first-key", "api-key": "other"},
         {"Authorization": "Bearer second-key"},
         {"Authorization": "Basic abc", "x-api-key": "first-key"},
     ],
@@ -40,6 +42,7 @@ def test_any_key_opens(headers: dict[str, str]) -> None:
         ({"Authorization": "Bearer first-ke"}, "wrong"),
         ({"Authorization": "Bearer first-key2"}, "wrong"),
         ({"x-api-key": "FIRST-KEY"}, "wrong"),
+        ({"api-key": "FIRST-KEY"}, "wrong"),
         ({"Authorization": "Bearer other", "x-api-key": "first-key"}, "wrong"),
     ],
 )

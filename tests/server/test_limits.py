@@ -89,6 +89,16 @@ def test_a_body_that_never_ends_is_dropped(monkeypatch: pytest.MonkeyPatch) -> N
         assert b"connection: close" in answer.lower()
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/vision/caption"])
+@pytest.mark.parametrize("wrong", [b"{bad", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"\xff"])
+def test_a_body_that_is_no_json_ends_no_connection(path: str, wrong: bytes) -> None:
+    """It was read whole, so the next request follows it on the same connection."""
+    asked = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with live(FakeService()) as base, connect(base, head(len(wrong), path) + wrong + asked) as link:
+        answer = read_all(link)
+    assert answer.count(b"HTTP/1.1 400") == answer.count(b"HTTP/1.1 200") == 1
+
+
 def test_a_head_that_never_ends_is_dropped() -> None:
     with live(FakeService(), ServerSettings(read_timeout_s=0.2)) as base:
         for start in (b"", b"GET /version HTTP/1.1\r\nHost: lo"):

@@ -41,7 +41,7 @@ def test_a_line_for_every_request(caplog: pytest.LogCaptureFixture) -> None:
     )
     assert re.fullmatch(pattern, done)
     assert answer.headers["x-request-id"] in done
-    assert re.search(r"GET other 401 .* key=- code=invalid_api_key", unknown)
+    assert re.search(r"GET /v1/models/\{model:path\} 401 .* key=- code=invalid_api_key", unknown)
     assert re.search(r"GET other 404 .* code=not_found", lost)
     text = " ".join(record.getMessage() for record in caplog.records)
     for hidden in (SECRET, "the-key", "hidden", "Hello"):

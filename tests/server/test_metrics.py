@@ -45,6 +45,27 @@ def test_requests_tokens_and_times() -> None:
     assert found["snugvl_finished_total{reason=stop}"] == 2
 
 
+def test_paths_are_those_of_routes_whatever_becomes_of_a_request() -> None:
+    with live(FakeService(), ServerSettings(max_body_bytes=1000)) as base:
+        httpx.head(base + "/health")
+        httpx.head(base + "/v1/models/nonsense")
+        as_json = {"content-type": "application/json"}
+        httpx.post(base + "/v1/chat/completions", content=b"{bad", headers=as_json)
+        httpx.post(base + "/v1/messages", content=b" " * 2000, headers=as_json)
+        httpx.post(base + "/api/chat", json={}, headers={"origin": "https://foreign.example"})
+        httpx.get(base + "/no/such/path")
+        found = read(base)
+    counted = {key.removeprefix("snugvl_requests_total") for key in found if "requests_total{" in key}
+    assert counted == {
+        "{method=HEAD,path=/health,status=200}",
+        "{method=HEAD,path=/v1/models/{model:path},status=404}",
+        "{method=POST,path=/v1/chat/completions,status=400}",
+        "{method=POST,path=/v1/messages,status=413}",
+        "{method=POST,path=/api/chat,status=403}",
+        "{method=GET,path=other,status=404}",
+    }
+
+
 def test_refusals_by_cause() -> None:
     service = FakeService(script=Script(refusal=QueueFull("full")))
     with live(service, ServerSettings(max_body_bytes=1000)) as base:

@@ -177,3 +177,38 @@ def test_ollama(url: str, service: Scripted) -> None:
     assert (answer["thinking"], answer["response"]) == ("It is round", "Yes.")
     post(url, "/api/chat", messages=[*HI, message, *HI], stream=False)
     assert service.last.messages[1] == Message("assistant", (Text("Yes."),), reasoning="It is round")
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORM = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+COUNTING: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "anthropic": ("/v1/messages", "/v1/messages/count_tokens", {"messages": HI}),
+    "responses": ("/v1/responses", "/v1/responses/input_tokens", {"input": "hi"}),
+    "chat": ("/v1/chat/completions", "/tokenize", {"messages": HI}),
+}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "asked", "told"),
+    [
+        ("anthropic", {"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ("anthropic", {"think": True}, {"enable_thinking": True}),
+        ("anthropic", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {}),
+        ("responses", {"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ("responses", {"reasoning_effort": "none"}, {"reasoning_effort": "none"}),
+        ("responses", {"text": {"format": FORM}}, {}),
+        ("chat", {"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ("chat", {"enable_thinking": True}, {"enable_thinking": True}),
+    ],
+)
+def test_the_prompt_that_is_counted_is_the_one_that_is_answered(
+    url: str, service: Scripted, protocol: str, asked: dict[str, Any], told: dict[str, Any]
+) -> None:
+    """Whether the model is to think is written into its prompt, so it changes how many tokens that has."""
+    answers, counts, body = COUNTING[protocol]
+    post(url, answers, **body, **asked, **({"max_tokens": 9} if protocol == "anthropic" else {}))
+    post(url, counts, **body, **asked)
+    answered, counted = service.requests[-1], service.counted[-1]
+    assert counted.template == answered.template == told
+    assert (counted.messages, counted.grammar) == (answered.messages, answered.grammar)
+    assert (counted.grammar is not None) == ("json_schema" in str(asked))

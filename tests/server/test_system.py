@@ -100,6 +100,15 @@ def test_slashes_too_many_make_no_difference(url: str, slashes: str) -> None:
         assert (answer.status_code, "messages" in answer.text) == (400, True), answer.text
 
 
+@pytest.mark.parametrize("before", ["/openai/v1", "/openai/deployments/pocket", "/v1/deployments/a%2Fb"])
+def test_paths_of_azures_clients_are_openais(url: str, before: str) -> None:
+    body = {"model": "pocket", "messages": 5}
+    answer = httpx.post(f"{url}{before}/chat/completions?api-version=2024-10-21", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert httpx.get(f"{url}{before}/models").json()["data"][0]["id"] == "pocket"
+    assert httpx.get(f"{url}{before}").status_code == 404
+
+
 def test_several_names_and_names_with_a_slash() -> None:
     settings = ServerSettings(names=("Qwen/Qwen3-VL", "gpt-4o"))
     with live(FakeService(), settings) as base:

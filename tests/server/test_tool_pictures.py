@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from snugvl.backends.native.backend import NativeBackend
-from snugvl.core.messages import Message, Picture
+from snugvl.core.messages import Message, Picture, Request
 from tests.server.conftest import Shared
 from tests.server.live import asking
 from tests.server.openai.scripted import Scripted
@@ -67,7 +67,7 @@ def test_the_prompt_is_that_of_messages(
         prompts[name] = scripted.last.messages
     for messages in prompts.values():
         assert [isinstance(part, Picture) for part in messages[2].content] == [False, True, False]
-    tokens = [asyncio.run(Shared(pocket).tokenize(messages)) for messages in prompts.values()]
+    tokens = [asyncio.run(Shared(pocket).tokenize(Request(messages))) for messages in prompts.values()]
     assert tokens[0].image_tokens > 0
     assert tokens[1:] == [tokens[0], tokens[0]]
 

@@ -12,7 +12,7 @@ from typing import Generic
 
 from snugvl.backends.mailbox import OneAnswer
 from snugvl.backends.receiver import Receiver
-from snugvl.core.messages import Capabilities, Delta, GoOn, Message, Request, ToolUse, going_on
+from snugvl.core.messages import Capabilities, Delta, GoOn, Request, going_on
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens, check_combination, check_pictures
 from snugvl.engine.sampling.grammar import TokenGrammar
@@ -117,10 +117,8 @@ class Hosted(ABC, Generic[P]):
     def stats(self) -> Load:
         """Work of the engine at this moment, and its counters since it was loaded."""
 
-    def tokenize(
-        self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on
-    ) -> Tokens:
-        """Token ids of a bare prompt, or of a conversation through the chat template.
+    def tokenize(self, request: Request, go_on: GoOn = going_on) -> Tokens:
+        """Token ids of a request's prompt: a text as it is, or a conversation through the chat template.
 
         They may be more than the context holds, within reason.
 
@@ -129,11 +127,13 @@ class Hosted(ABC, Generic[P]):
             RequestTooLarge: so much text that it can't fit into the context.
         """
         most = self._capabilities.context_tokens
-        if isinstance(prompt, str):
-            return Tokens(self._prompts.count_prompt(prompt, most=most))
-        tools_of = () if tools is None else tools.tools
-        template = self._thinking.template(Request(prompt, tools=tools))
-        counted = self._prompts.count(prompt, tools=tools_of, template=template, most=most, go_on=go_on)
+        if isinstance(request.prompt, str):
+            return Tokens(self._prompts.count_prompt(request.prompt, most=most))
+        tools = () if request.tools is None else request.tools.tools
+        template = self._thinking.template(request)
+        counted = self._prompts.count(
+            request.messages, tools=tools, template=template, most=most, go_on=go_on
+        )
         return Tokens(counted.prompt_ids, counted.image_tokens)
 
     def detokenize(self, ids: tuple[int, ...]) -> str:

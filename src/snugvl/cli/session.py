@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, cast
 
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
@@ -219,15 +220,17 @@ def _file(name: str) -> str | BinaryIO:
 
 
 def _uploads(job: Job) -> list[VisualSource]:
-    from snugvl.client.pictures import URL_SCHEMES, read_bytes
     from snugvl.core.messages import Video
     from snugvl.inputs import pdf
+    from snugvl.inputs.image import ImageLimits, read_source
+    from snugvl.inputs.looks_like import URL_SCHEMES
 
+    read = partial(read_source, limits=ImageLimits())
     return [
         name
         if name.startswith(URL_SCHEMES)
-        else Video((), (), read_bytes(moving, name))  # the server decodes it
+        else Video((), (), read(moving, name))  # the server decodes it
         if (moving := as_video(name))
-        else pdf.page(name) or read_bytes(_file(name), name)
+        else pdf.page(name) or read(_file(name), name)
         for name in job.names
     ]

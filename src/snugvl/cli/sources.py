@@ -17,7 +17,7 @@ import typer
 
 from snugvl.errors import InputError
 from snugvl.inputs import pdf
-from snugvl.inputs.looks_like import PICTURES, VIDEOS
+from snugvl.inputs.looks_like import PICTURES, URL_SCHEMES, VIDEOS
 
 STDIN: Final = "-"
 AS_VIDEO: Final = "#video"
@@ -45,6 +45,8 @@ def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
         path = Path(argument)
         if argument == STDIN:
             names.append(_stdin())
+        elif argument.startswith(URL_SCHEMES) or not _short(path):
+            names.append(argument)
         elif path.is_dir():
             names.extend(_sheets(_in_folder(path, recursive)))
         elif glob.has_magic(argument) and not (path.exists() or Path(argument.partition("#")[0]).exists()):
@@ -54,6 +56,15 @@ def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
         else:
             names.append(argument)
     return list(dict.fromkeys(names))
+
+
+def _short(path: Path) -> bool:
+    """Whether the system takes a name of this length; of one that it doesn't it tells nothing."""
+    try:
+        path.exists()
+    except OSError:
+        return False
+    return True
 
 
 def _sheets(files: Sequence[str]) -> Iterator[str]:

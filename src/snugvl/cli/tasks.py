@@ -311,6 +311,8 @@ def _targets(where: Path, images: Sequence[str]) -> dict[str, Path]:
     """
     from snugvl.tasks.export import SUFFIXES, check_suffix
 
+    if str(where) == sources.STDIN:
+        raise InputError("--draw writes files, not to standard output; name a file, or a folder")
     folder = where.is_dir() or not where.suffix
     if not folder and len(images) > 1:
         raise InputError(f"--draw {where} is one picture, but there are {len(images)} images; name a folder")

@@ -212,6 +212,8 @@ def translating(address: Address, body: object = None) -> Iterator[None]:
         if CLOSED not in str(error):
             raise
         raise EngineError("the client is closed") from error
+    except UnicodeEncodeError as error:  # text of a program's own, such as an argument that isn't UTF-8
+        raise RequestError("text has a lone surrogate, which is no character") from error
     except (OpenAIError, httpx.HTTPError, httpx.StreamError, JSONDecodeError) as error:
         ours = translated(error, address)
         if isinstance(ours, ImageError):

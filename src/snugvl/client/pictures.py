@@ -2,26 +2,22 @@
 
 import base64
 import re
-import stat
 from collections.abc import Sequence
 from io import BytesIO
-from pathlib import Path
-from typing import Any, BinaryIO, Final, Self, cast
+from typing import Any, Final, Self, cast
 
 from PIL import Image
 
 from snugvl.core.messages import Picture, Video
-from snugvl.errors import ImageError, ImageTooLarge, RequestError
+from snugvl.errors import RequestError
 from snugvl.inputs.frames import is_video
 from snugvl.inputs.given import VisualSource, called, taken, upright
-from snugvl.inputs.image import ImageLimits
-from snugvl.inputs.looks_like import media_type
+from snugvl.inputs.image import ImageLimits, read_source
+from snugvl.inputs.looks_like import URL_SCHEMES, media_type
 
 # How a server calls what it was sent, by its field; a step into JSON is a key or a place.
 _SENT: Final = re.compile(r"^the (?:image|video)(?: at (\S+))?(?= )")
 _STEP: Final = re.compile(r"([^.\[\]]+)(?<!\d)|(?<=\[)(\d+)(?=\])")
-URL_SCHEMES: Final = ("http://", "https://", "data:")
-_MAX_BYTES: Final = ImageLimits().max_bytes
 
 
 class Named(str):
@@ -74,49 +70,13 @@ def url_of(source: VisualSource, what: str = "the image") -> str:
     if isinstance(given, Picture):
         given = given.image if given.data is None else given.data
     said = name or "the image"
-    data = _png(given, said) if isinstance(given, Image.Image) else read_bytes(given, said)
+    data = _png(given, said) if isinstance(given, Image.Image) else read_source(given, said, ImageLimits())
     return Named(f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}", name)
 
 
 def is_shown_as_video(sources: Sequence[object]) -> bool:
     """Whether a server must be told that animations among them are meant as videos."""
     return any(isinstance(source, Video) and source.file and not is_video(source.file) for source in sources)
-
-
-def read_bytes(source: str | Path | bytes | BinaryIO, name: str) -> bytes:
-    """The bytes of a picture's file, as they are. `name`: its name in errors.
-
-    Raises:
-        ImageError, ImageTooLarge: not there, not readable, empty, or too many.
-    """
-    if isinstance(source, bytes):
-        data = source
-    elif isinstance(source, str | Path):
-        data = _read_file(Path(source))
-    else:
-        data = source.read(_MAX_BYTES + 1)
-    if not data:
-        raise ImageError(f"{name} is empty (0 bytes); send a picture")
-    if len(data) > _MAX_BYTES:
-        raise ImageTooLarge(f"{name} has more than {_MAX_BYTES:,} bytes, the limit; save it smaller")
-    return data
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        info = path.stat()
-        if stat.S_ISDIR(info.st_mode):
-            raise ImageError(f"{path} is a folder; give a picture in it, such as {path / 'photo.jpg'}")
-        with path.open("rb") as file:
-            return file.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise ImageError(f"{path} doesn't exist; check the path") from None
-    except PermissionError:
-        raise ImageError(f"{path} can't be read: permission denied; check its access rights") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        printable = str(path).replace("\0", "\\0")
-        raise ImageError(f"{printable} can't be read: {reason}; check the path") from None
 
 
 def _png(image: Image.Image, name: str) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from snugvl.core.ledger import Ledger
-from snugvl.core.messages import Capabilities, Message, Request, Stream, Text, ToolUse
+from snugvl.core.messages import Capabilities, Request, Stream, Text
 from snugvl.errors import RequestError
 
 Timeline = tuple[tuple[str, float], ...]
@@ -131,8 +131,8 @@ class EngineService(Protocol):
             EngineUnavailable: not ready, with when to come back.
         """
 
-    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        """Token ids of a text as it is, or of a conversation through the chat template."""
+    async def tokenize(self, request: Request) -> Tokens:
+        """Token ids of a request's prompt: a text as it is, or a conversation through the chat template."""
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids, control tokens included."""

@@ -12,6 +12,7 @@ tokens).
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -134,7 +135,16 @@ def _check_length(kind: str, source: str, field: str) -> None:
         )
 
 
+_IN_GBNF: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
 def _check_lark(source: str, field: str) -> None:
+    if _IN_GBNF.search(source):
+        raise RequestError(
+            "the grammar is in GBNF (root ::= …), as llama.cpp's are; write it in Lark, in which a rule is "
+            'start: "yes" | "no"',
+            field=field,
+        )
     rules = sum(":" in line for line in source.splitlines())
     if rules > MAX_RULES or source.count("&") > MAX_INTERSECTIONS:
         raise RequestError(

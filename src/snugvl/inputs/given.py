@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import ImageError, ImageTooLarge, WrongType
 from snugvl.inputs import frames, pdf
-from snugvl.inputs.image import ImageLimits, name_of, open_image, read_source, to_rgb
+from snugvl.inputs.image import ImageLimits, name_of, one_line, open_image, read_source, to_rgb
 
 T = TypeVar("T")
 _CHANNELS = (1, 3, 4)
@@ -224,10 +224,15 @@ def _in_data_url(url: str, what: str) -> bytes:
 def _image_of(array: Array, what: str) -> Image.Image:
     import numpy as np
 
-    if hasattr(array, "detach"):  # a tensor of torch, perhaps on a GPU
-        tensor = array.detach().cpu()
-        array = tensor.float() if tensor.dtype.is_floating_point else tensor
-    values = np.asarray(array)
+    try:
+        if hasattr(array, "detach"):  # a tensor of torch, perhaps on a GPU
+            tensor = array.detach().cpu()
+            array = tensor.float() if tensor.dtype.is_floating_point else tensor
+        values = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:  # sparse, quantised, or on torch's meta device
+        raise ImageError(
+            f"{what} is an array whose values numpy can't read ({one_line(error)}); give a dense one"
+        ) from None
     shape = "×".join(map(str, values.shape)) or "no dimensions"
     if values.ndim == 4:
         raise ImageError(f"{what} is a batch of shape {shape}; give one picture of it at a time")

@@ -116,7 +116,7 @@ def open_image(
         image.load()
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged data
         raise ImageError(
-            f"{name} is damaged or incomplete ({_one_line(error)}); copy or download it again"
+            f"{name} is damaged or incomplete ({one_line(error)}); copy or download it again"
         ) from None
     if rest:
         note(rest)
@@ -148,7 +148,7 @@ def to_rgb(image: Image.Image, name: str = "the image") -> Image.Image:
         raise
     except Exception as error:
         raise ImageError(
-            f"{name} has pixels of mode {image.mode} that can't become RGB ({_one_line(error)}); "
+            f"{name} has pixels of mode {image.mode} that can't become RGB ({one_line(error)}); "
             "convert it to an 8-bit RGB PNG or JPEG"
         ) from None
 
@@ -230,7 +230,7 @@ def _unread(source: str, name: str, error: OSError | ValueError) -> ImageError:
         return ImageError(f"{name} doesn't exist; check the path")
     if isinstance(error, PermissionError):
         return ImageError(f"{name} can't be read: permission denied; check its access rights")
-    reason = getattr(error, "strerror", None) or _one_line(error)
+    reason = getattr(error, "strerror", None) or one_line(error)
     printable = name.replace("\0", "\\0")
     return ImageError(f"{printable} can't be read: {reason}; check the path")
 
@@ -243,10 +243,10 @@ def _read_stream(stream: BinaryIO, name: str, limits: ImageLimits) -> bytes:
             chunk = stream.read(min(1 << 20, limits.max_bytes + 1 - total))
         except OSError as error:
             raise ImageError(
-                f"{name} can't be read: {error.strerror or _one_line(error)}; try again"
+                f"{name} can't be read: {error.strerror or one_line(error)}; try again"
             ) from None
         except ValueError as error:  # it is closed
-            raise ImageError(f"{name} can't be read: {_one_line(error)}; open it again") from None
+            raise ImageError(f"{name} can't be read: {one_line(error)}; open it again") from None
         if not chunk:
             return b"".join(chunks)
         chunks.append(chunk)
@@ -310,7 +310,7 @@ def _count_frames(image: Image.Image, name: str) -> int:
         with _quiet():
             return int(getattr(image, "n_frames", 1))
     except Exception as error:
-        raise ImageError(f"{name} is damaged ({_one_line(error)}); copy or download it again") from None
+        raise ImageError(f"{name} is damaged ({one_line(error)}); copy or download it again") from None
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -329,7 +329,7 @@ def _upright(image: Image.Image) -> Image.Image:
     return turned
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """The first line of an exception's text, or its kind when it has none."""
     lines = str(error).strip().splitlines()
     return lines[0][:120] if lines else type(error).__name__

@@ -15,6 +15,7 @@ PICTURES: Final = frozenset((
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif",
     ".heic", ".heif", ".heics", ".heifs", ".hif", ".mpo",
 ))  # fmt: skip
+URL_SCHEMES: Final = ("http://", "https://", "data:")  # of what is no path
 VIDEOS: Final = frozenset((".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".ogv"))
 Kind = Literal["HEIF", "AVIF", "sequence", "film"]
 """HEIF and AVIF have a still picture, or frames, that Pillow's plugins read; a "sequence" is HEIF of which

@@ -26,9 +26,10 @@ from snugvl.server.settings import ServerSettings, is_loopback
 
 # Below these nobody can register a name, and none without a dot: they are of a machine or a local network.
 _LOCAL_SUFFIXES = (".localhost", ".local", ".lan", ".home", ".home.arpa", ".internal", ".localdomain")
+KEY_HEADERS = ("x-api-key", "api-key")  # besides Authorization: of Anthropic's clients, of Azure's
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 # Headers that decide who is let in and what a body is: a proxy before us may go by the other one of two.
-_ONCE = ("host", "origin", "sec-fetch-site", "authorization", "x-api-key", "content-length", "content-type")
+_ONCE = ("host", "origin", "sec-fetch-site", "authorization", "content-length", "content-type", *KEY_HEADERS)
 
 
 def open_to_all(path: str) -> bool:
@@ -148,7 +149,7 @@ def _key_of(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
-    return headers.get("x-api-key", "").strip()
+    return next((key for name in KEY_HEADERS if (key := headers.get(name, "").strip())), "")
 
 
 def _name(host: str) -> str:

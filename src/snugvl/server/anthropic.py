@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
@@ -390,17 +390,22 @@ Found = Picture | Video
 
 
 async def request_of(media: RequestMedia, body: MessagesRequest) -> Request:
-    """The request behind /v1/messages, its pictures decoded.
+    """The request behind /v1/messages, its pictures decoded. It raises what `prompt_of` raises."""
+    names = ("max_tokens", "temperature", "top_p", "top_k")
+    sampling = sampling_of(body, *names, stop=stops_of(body.stop_sequences))
+    return replace(await prompt_of(media, body), sampling=sampling)
+
+
+async def prompt_of(media: RequestMedia, body: MessagesPrompt) -> Request:
+    """The request that has the prompt of /v1/messages, with sampling as it is by default.
 
     Raises:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
     grammar, tools = either(_grammar(body, media.notes), tools_of(body, media.notes), "output_config.format")
-    names = ("max_tokens", "temperature", "top_p", "top_k")
-    sampling = sampling_of(body, *names, stop=stops_of(body.stop_sequences))
     template = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
     messages = await conversation_of(media, body)
-    return Request(messages, sampling, tools=tools, grammar=grammar, template=template)
+    return Request(messages, tools=tools, grammar=grammar, template=template)
 
 
 def tools_of(body: MessagesPrompt, notes: RequestNotes) -> ToolUse | None:
@@ -464,7 +469,7 @@ def _merged(turns: list[Message]) -> Iterator[Message]:
             )
 
 
-def _grammar(body: MessagesRequest, notes: RequestNotes) -> Grammar | None:
+def _grammar(body: MessagesPrompt, notes: RequestNotes) -> Grammar | None:
     newer = body.output_config.format if body.output_config else None
     if newer and body.output_format:
         raise RequestError("send output_config.format or output_format, not both", field="output_format")
@@ -791,5 +796,4 @@ async def post_count_tokens(http: HttpRequest, body: CountTokensRequest) -> Any:
     context = context_of(http)
     context.check_model(body.model)
     media = context.media_to_count(record_of(http.scope))
-    tokens = await tokens_of(context, await conversation_of(media, body), tools_of(body, media.notes))
-    return TokenCount(input_tokens=len(tokens.ids))
+    return TokenCount(input_tokens=len((await tokens_of(context, await prompt_of(media, body))).ids))

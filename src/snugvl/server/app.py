@@ -9,6 +9,7 @@ happens. The line holds no prompt, image, query string or key:
 import asyncio
 import json
 import logging
+import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,14 +19,16 @@ from typing import Any, Literal
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snugvl.errors import SnugvlError
 from snugvl.server import anthropic, errors, page, system, vision
-from snugvl.server.access import Auth, RateLimits, open_to_all
+from snugvl.server.access import KEY_HEADERS, Auth, RateLimits, open_to_all
 from snugvl.server.context import Context
 from snugvl.server.errors import Family, code_of, error_response, family_of, status_of
 from snugvl.server.metrics import RequestRecord, begin_record
@@ -36,6 +39,10 @@ from snugvl.server.streaming import SlowClient
 from snugvl.version import __version__
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
+ROUTERS = (
+    *(system.health_routes, system.server_routes, system.model_routes),
+    *(part.router for part in (tokens, chat, completions, responses, vision, ollama, anthropic, page)),
+)
 READABLE = ("snugvl-warning", "x-request-id", "request-id", "retry-after")  # headers that a foreign page sees
 
 
@@ -57,8 +64,8 @@ def create_app(context: Context, *, started: bool = False) -> FastAPI:
     )
     app.state.context = context
     errors.install(app)
-    for routes in (system, tokens, chat, completions, responses, vision, ollama, anthropic, page):
-        app.include_router(routes.router)
+    for router in ROUTERS:
+        app.include_router(router)
     # The last one added sees a request first.
     app.add_middleware(_HeadAsGet)
     app.add_middleware(Receiving, settings=context.settings)
@@ -187,7 +194,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         schemas.pop(unused, None)
     components["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
-        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        **{name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADERS},
     }
     for path, operations in values.get("paths", {}).items():
         for operation in operations.values():
@@ -206,7 +213,7 @@ def _complete(operation: dict[str, Any], path: str) -> None:
         answer = {"description": MEANINGS[status], "content": {"application/json": {"schema": schema}}}
         answers.setdefault(str(status), answer)
     if not open_to_all(path):
-        operation["security"] = [{"bearer": []}, {"x-api-key": []}]
+        operation["security"] = [{"bearer": []}, *({name: []} for name in KEY_HEADERS)]
 
 
 def _define(schemas: dict[str, Any], model: type[BaseModel]) -> None:
@@ -224,6 +231,10 @@ POLLED = {
     "/memory",
     "/metrics",
 }  # `top`, the page: once a second and more
+# What Azure's SDKs put before a path of OpenAI's; the model's name is in the body as well.
+AZURE = re.compile(
+    r"^/openai/v1/|^/(openai/|v1/)?deployments/.+?/(?=(chat/)?completions$|(responses|models|embeddings)$)"
+)
 LINGER_S = 2.0  # how long the rest of a refused body is read and dropped, so that its answer arrives
 
 access_log = logging.getLogger("snugvl.access")
@@ -244,20 +255,21 @@ class Logs:
             return
         path = scope["path"]
         if "//" in path or path.endswith("/"):  # of a base URL that ends with a slash, for one
-            scope["path"] = "/" + "/".join(filter(None, path.split("/")))
+            path = "/" + "/".join(filter(None, path.split("/")))
+        scope["path"] = AZURE.sub("/v1/", path)
         record = RequestRecord(f"req_{uuid.uuid4().hex}")
         begin_record(scope, record)
         self._context.metrics.in_flight.inc()
         try:
-            await self._run(scope, receive, _AnswerSender(self._context, record, scope, send))
+            await self._run(scope, _Exchange(self._context, record, scope, receive, send))
         finally:
             self._context.metrics.in_flight.dec()
             self._note(scope, record)
 
-    async def _run(self, scope: Scope, receive: Receive, answer: "_AnswerSender") -> None:
-        record = answer.record
+    async def _run(self, scope: Scope, exchange: "_Exchange") -> None:
+        record = exchange.record
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, exchange.receive, exchange.send)
         except SlowClient as error:
             record.error, record.left = error, True
         except Exception as error:
@@ -265,7 +277,7 @@ class Logs:
             if not isinstance(error, SnugvlError) and status_of(error) >= 500:
                 log.exception("%s failed", record.id)
             if record.status is None:
-                await answer.refuse(error, receive)
+                await exchange.refuse(error)
         if record.left and record.status is None:
             record.status = CLIENT_LEFT
 
@@ -295,14 +307,26 @@ class Logs:
         )
 
 
-class _AnswerSender:
-    """The way out of one answer: adds what every answer has, sees its status."""
+class _Exchange:
+    """One request and its answer: sees whether the body came whole, adds what every answer has."""
 
-    def __init__(self, context: Context, record: RequestRecord, scope: Scope, send: Send) -> None:
+    def __init__(
+        self, context: Context, record: RequestRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self._context = context
         self._scope = scope
+        self._receive = receive
         self._send = send
+        headers = Headers(scope=scope)
+        self._whole = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
         self.record = record
+
+    async def receive(self) -> Message:
+        """The next piece of the request."""
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._whole = True
+        return message
 
     async def send(self, message: Message) -> None:
         """Pass a piece on."""
@@ -318,17 +342,17 @@ class _AnswerSender:
             message = {**message, "headers": [*message.get("headers", ()), *extra]}
         await self._send(message)
 
-    async def refuse(self, error: Exception, receive: Receive) -> None:
-        """Answer with an error, perhaps before the body was read: then the connection ends with it."""
+    async def refuse(self, error: Exception) -> None:
+        """Answer with an error, and end the connection where the body was not read to its end."""
         response = error_response(error, self._scope)
-        close = self._scope["method"] not in ("GET", "HEAD")
+        close = not self._whole
         headers = [*response.raw_headers, *([(b"connection", b"close")] if close else [])]
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         body: dict[str, Any] = {"type": "http.response.body", "body": response.body}
         if close:
             # Closing while the client still sends would reset the connection, and the answer with it.
             await self.send({**body, "more_body": True})
-            await _discard(receive)
+            await _discard(self.receive)
             body["body"] = b""
         await self.send({**body, "more_body": False})
 
@@ -345,6 +369,9 @@ async def _discard(receive: Receive) -> None:
 
 
 def _template(scope: Scope) -> str:
-    """The path as the route writes it, without what a user put in it."""
+    """The path as the route writes it, without what a user put in it; "other" where no route has it."""
     path = getattr(scope.get("route"), "path", None)
+    if path is None:  # refused before it reached its route, or HEAD, which another scope was made for
+        routes = (route for router in ROUTERS for route in router.routes)
+        path = next((route.path for route in routes if route.matches(scope)[0] != Match.NONE), None)
     return path if isinstance(path, str) else "other"

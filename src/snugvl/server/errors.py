@@ -218,6 +218,7 @@ def install(app: FastAPI) -> None:
 
 VALIDATION_CODES = {
     "missing": "missing_required_parameter",
+    "union_tag_not_found": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "json_invalid": "invalid_json",
     "unsupported_type": "unsupported_value",
@@ -245,6 +246,8 @@ def invalid_request(error: RequestValidationError) -> InvalidRequest:
         for entry in error.errors()[:LOOKED_AT]
     ]
     path, entry = max(found, key=lambda pair: len(pair[0]))
+    if entry["type"] == "union_tag_not_found":
+        path = (*path, _tag_name(entry["ctx"]))
     field = _path_text(path) or None
     return InvalidRequest(_message(field, entry, error.body), field=field, code=_code(entry["type"]))
 
@@ -264,14 +267,12 @@ def _message(param: str | None, entry: Mapping[str, Any], body: object) -> str:
             return "the body is not marked as JSON; send it with Content-Type: application/json"
         must = _must(kind, entry.get("ctx") or {})
         return f"the body must {must}" if must else f"the body is wrong: {entry['msg']}"
-    if kind == "missing":
+    if kind in ("missing", "union_tag_not_found"):
         return f"{param} is missing"
     if kind == "extra_forbidden":
         return f"{param} is not supported; leave it out"
     if kind == "union_tag_invalid":
         return _unknown_kind(param, entry["ctx"])
-    if kind == "union_tag_not_found":
-        return f"{param}: {entry['ctx']['discriminator']} is missing"
     if kind == "unsupported_parameter":
         return f"{param} is not supported: {entry['msg']}"
     text = str(entry["msg"]).removeprefix("Value error, ")
@@ -333,10 +334,15 @@ def _either(names: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
-    """An object whose `type` (or whatever tells its kinds apart) is none that we know."""
+def _tag_name(details: Mapping[str, Any]) -> str:
+    """The name of the field that tells an object's kinds apart, such as `type` or `role`."""
     name = str(details["discriminator"]).strip("'")
-    named = name if name.isidentifier() else "type"  # a function tells them apart
+    return name if name.isidentifier() else "type"  # a function tells them apart
+
+
+def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
+    """The message about an object whose `type` (or what else tells its kinds apart) is none that we know."""
+    named = _tag_name(details)
     tag, known = str(details["tag"])[:SHOWN], str(details["expected_tags"])
     types = [each for each in known.split(", ") if each[1:2] != "("]  # others are tags of ours
     return f"{param}: {named} {tag!r} is not supported; use {_either(types)}"

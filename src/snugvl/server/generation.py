@@ -20,12 +20,10 @@ from typing import Any, Final, Literal, Self
 from snugvl.core.messages import (
     Delta,
     Logprob,
-    Message,
     Request,
     Stream,
     Text,
     ToolCall,
-    ToolUse,
     Usage,
     characters,
 )
@@ -135,39 +133,34 @@ class Generation:
             self._record.add(used)
 
 
-async def tokens_of(
-    context: Context, prompt: str | tuple[Message, ...], tools: ToolUse | None = None
-) -> Tokens:
-    """A prompt as the model reads it, without an answer.
+async def tokens_of(context: Context, request: Request) -> Tokens:
+    """A request's prompt as the model reads it, without an answer.
 
     Raises:
         SnugvlError: refused.
     """
-    _check_length(context, prompt, tools)
+    _check_length(context, request)
     try:
-        return await context.service.tokenize(prompt, tools)
+        return await context.service.tokenize(request)
     except RequestTooLarge as error:
         raise _exceeded(context, str(error), error.field) from None
 
 
-def _check_length(
-    context: Context, prompt: str | tuple[int, ...] | tuple[Message, ...], tools: ToolUse | None
-) -> None:
+def _check_length(context: Context, request: Request) -> None:
     """Refuse more characters than the context can hold, before they go to the engine.
 
     Raises:
         RequestTooLarge: with the numbers.
     """
     capabilities = context.service.capabilities
-    messages = [] if isinstance(prompt, str) else [each for each in prompt if isinstance(each, Message)]
-    count = len(prompt) if isinstance(prompt, str) else 0
-    count += characters(messages, () if tools is None else tools.tools)
+    count = len(request.prompt) if isinstance(request.prompt, str) else 0
+    count += characters(request.messages, () if request.tools is None else request.tools.tools)
     if capabilities is not None and 0 < capabilities.most_characters < count:
         raise _exceeded(
             context,
             f"the prompt has {count:,} characters; the context of {capabilities.context_tokens:,} tokens "
             f"holds {capabilities.most_characters:,} at most (white space counts); send less text",
-            "messages" if messages else "prompt",
+            "messages" if request.messages else "prompt",
         )
 
 
@@ -198,7 +191,7 @@ async def generate(
     if known is not None and 0 < known.context_tokens < len(request.messages):
         reason = f"the conversation has {len(request.messages):,} messages, each of at least one; send fewer"
         raise _exceeded(context, reason, "messages")
-    _check_length(context, request.messages if request.prompt is None else request.prompt, request.tools)
+    _check_length(context, request)
     limit_s = context.settings.deadline_s
     if limit_s is not None:
         # Of what the whole request may take, its preparation included.

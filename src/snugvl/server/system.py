@@ -172,7 +172,6 @@ NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": HealthReport, "description": "Not ready; Retry-After says when to ask again."}
 }
 
-router = APIRouter()
 health_routes = APIRouter(tags=["health"])
 server_routes = APIRouter(tags=["server"])
 model_routes = APIRouter(tags=["models"])
@@ -260,7 +259,3 @@ def _card(context: Context, name: str) -> ModelCard:
         parameters=capabilities.parameters or None,
         training=capabilities.training,
     )
-
-
-for routes in (health_routes, server_routes, model_routes):
-    router.include_router(routes)

@@ -252,12 +252,12 @@ RESPONSES_PROMPT: Final[UnsupportedFields] = {
     "prompt": refused(f"{STATELESS}, so it knows no prompts; send instructions and input"),
     "context_management": refused("shorten input yourself", []),
     "messages": refused("send them as input, or to /v1/chat/completions"),
+    "reasoning_effort": read("reasoning", meant=lambda value: {"effort": value}),
+    **dict.fromkeys(THINKING, read("reasoning", meant=_effort)),
 }
 RESPONSES: Final[UnsupportedFields] = {
     **GENERATION,
     **RESPONSES_PROMPT,
-    "reasoning_effort": read("reasoning", meant=lambda value: {"effort": value}),
-    **dict.fromkeys(THINKING, read("reasoning", meant=_effort)),
     **dict.fromkeys(("n_predict", "num_predict"), read("max_output_tokens", -1)),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), read("max_output_tokens")),
     "response_format": refused("send it as text.format", PLAIN_TEXT),
@@ -282,12 +282,12 @@ RESPONSE_TOOL: Final[UnsupportedFields] = {
 MESSAGES_PROMPT: Final[UnsupportedFields] = {
     "container": refused("this server runs no code"),
     "mcp_servers": refused("this server calls no other servers; run their tools in your program", []),
+    **dict.fromkeys(("think", "enable_thinking"), read("thinking", meant=_switch)),
 }
 MESSAGES: Final[UnsupportedFields] = {
     **GENERATION,
     **PICTURE_BLOCK,
     **MESSAGES_PROMPT,
-    **dict.fromkeys(("think", "enable_thinking"), read("thinking", meant=_switch)),
     "stop": refused("send stop_sequences", []),
     "response_format": refused("send output_config.format", PLAIN_TEXT),
     "format": refused("send output_config.format", ""),
@@ -324,6 +324,7 @@ OLLAMA_OPTIONS: Final[UnsupportedFields] = {
 TOKENIZE: Final[UnsupportedFields] = {
     "add_generation_prompt": refused("leave it out; it is always there", True),
     "return_token_strs": refused("POST /detokenize gives texts of ids", False),
+    **dict.fromkeys(THINKING, read("chat_template_kwargs", meant=_kwargs)),
 }
 DECLARED_ONLY: Final[Mapping[str, str]] = {
     "metadata": "nothing is kept",

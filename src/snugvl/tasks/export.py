@@ -16,13 +16,16 @@ import csv
 import io
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, cast
 
 from PIL import Image, ImageDraw, ImageFont
 
-from snugvl.errors import InputError
+from snugvl.errors import InputError, WrongType
+from snugvl.inputs.given import described
 from snugvl.tasks.results import Box, Detections
 
 Item = tuple[str, Detections]  # an image's name and what was found in it
@@ -152,11 +155,34 @@ def annotate(image: Image.Image, detections: Detections) -> Image.Image:
     return picture
 
 
-def save(picture: Image.Image, path: Path) -> None:
-    """Write `picture` to `path`, in the format of its suffix, making the folder where it is missing."""
-    check_suffix(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path)
+def save(picture: Image.Image, target: Path | BinaryIO) -> None:
+    """Write `picture` to a path, in the format of its suffix, making the folder where it is missing; or to a
+    file opened for writing, as PNG where its name has no picture's suffix."""
+    if isinstance(target, Path):
+        check_suffix(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(target)
+    else:
+        named = Path(str(getattr(target, "name", ""))).suffix.lower() in SUFFIXES
+        picture.save(target, None if named else "PNG")
+
+
+def target_of(given: object) -> Path | BinaryIO:
+    """Where to save a picture: a path whose suffix was checked, or a file opened for writing.
+
+    Raises:
+        InputError: no picture can be written under that name.
+        WrongType: it is neither a path nor a file opened for writing bytes.
+    """
+    if isinstance(given, str | os.PathLike):
+        path = Path(given)
+        check_suffix(path)
+        return path
+    with suppress(AttributeError, ValueError):  # no file, or a closed one
+        file = cast(BinaryIO, given)
+        if file.writable() and not hasattr(file, "encoding"):
+            return file
+    raise WrongType(f"a picture is drawn to a path, or to a file opened with 'wb', not to {described(given)}")
 
 
 def check_suffix(path: Path) -> None:

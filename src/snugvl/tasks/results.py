@@ -5,9 +5,9 @@ Fields are only ever added, never renamed or taken away, within a major version.
 """
 
 import math
+import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -177,19 +177,20 @@ class Detections(Result):
         )
         return "\n".join(lines) or "nothing"
 
-    def draw(self, image: "ImageSource", path: str | Path | None = None) -> "Image":
+    def draw(self, image: "ImageSource", path: str | os.PathLike[str] | BinaryIO | None = None) -> "Image":
         """The image with the boxes and their labels on it.
 
         Args:
             image: that the objects were found in, in any form that tasks take.
-            path: where to save it, in the format of its suffix; its folder is made where it is missing.
+            path: where to save it, in the format of its suffix; its folder is made where it is missing. Or a
+                file opened for writing, such as a BytesIO; a PNG where its name has no picture's suffix.
 
         Returns:
             A new picture. One that is very small is enlarged, so that labels can be read.
 
         Raises:
             ImageError: the image can't be read, or is of another size than the one that was asked about.
-            InputError: no picture can be saved under that name.
+            InputError: no picture can be saved under that name; `WrongType` where it is no name and no file.
 
         Example:
             model.detect("photo.jpg", "cup").draw("photo.jpg", "cups.png").show()
@@ -197,8 +198,7 @@ class Detections(Result):
         from snugvl.inputs.given import decode
         from snugvl.tasks import export
 
-        if path is not None:
-            export.check_suffix(Path(path))
+        target = None if path is None else export.target_of(path)
         picture = decode(image)
         if picture.size != (self.width, self.height):
             raise ImageError(
@@ -206,6 +206,6 @@ class Detections(Result):
                 f"{picture.width}×{picture.height}"
             )
         drawn = export.annotate(picture, self)
-        if path is not None:
-            export.save(drawn, Path(path))
+        if target is not None:
+            export.save(drawn, target)
         return drawn

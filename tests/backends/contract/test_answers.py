@@ -178,9 +178,9 @@ def test_a_conversation_and_a_text_have_the_tokens_of_our_own_engine(
     async def tokens(service: Running) -> list[object]:
         use = ToolUse(TOOLS.tools)
         return [
-            await service.service.tokenize("A red circle, two blue squares."),
-            await service.service.tokenize(CONVERSATION),
-            await service.service.tokenize((user("hello"),), use),
+            await service.service.tokenize(Request(prompt="A red circle, two blue squares.")),
+            await service.service.tokenize(Request(CONVERSATION)),
+            await service.service.tokenize(Request((user("hello"),), tools=use)),
         ]
 
     assert running.run(tokens(running)) == reference.run(tokens(reference))
@@ -190,14 +190,14 @@ def test_tokens_become_the_text_again(running: Running) -> None:
     text = "A red circle – 🙂 <0.5 seconds>"
 
     async def test() -> str:
-        return await running.service.detokenize((await running.service.tokenize(text)).ids)
+        return await running.service.detokenize((await running.service.tokenize(Request(prompt=text))).ids)
 
     assert running.run(test()) == text
 
 
 def test_a_bare_prompt_is_text_or_the_same_as_ids(running: Running) -> None:
     async def ids() -> tuple[int, ...]:
-        return (await running.service.tokenize("A red circle, two")).ids
+        return (await running.service.tokenize(Request(prompt="A red circle, two"))).ids
 
     sampling = SamplingParams(max_tokens=24, ignore_eos=True)
     as_ids = Request(prompt=running.run(ids()), sampling=sampling)

@@ -152,11 +152,11 @@ class Backend:
     def memory(self) -> Mapping[str, int]:
         return {}
 
-    def tokenize(self, prompt: Any, tools: Any = None, go_on: GoOn = going_on) -> Tokens:
+    def tokenize(self, request: Any, go_on: GoOn = going_on) -> Tokens:
         """A conversation has one token: whether the pixels of its picture came with it."""
-        if not isinstance(prompt, str):
-            return Tokens((int(hasattr(prompt[0].content[0].image, "tobytes")),))
-        return Tokens(tuple(map(ord, prompt)))
+        if request.messages:
+            return Tokens((int(hasattr(request.messages[0].content[0].image, "tobytes")),))
+        return Tokens(tuple(map(ord, request.prompt)))
 
     def detokenize(self, ids: tuple[int, ...]) -> str:
         return "".join(map(chr, ids))

@@ -46,8 +46,10 @@ def test_loads_serves_and_leaves_no_process() -> None:
             assert "".join(delta.text for delta in deltas) == "0 1 2 3 4 "
             assert deltas[-1].finish_reason == "length"
             assert deltas[-1].usage is not None
-            assert await service.tokenize("ab") == await service.tokenize("ab")
-            assert (await service.tokenize("ab")).ids == (97, 98)
+            assert await service.tokenize(Request(prompt="ab")) == await service.tokenize(
+                Request(prompt="ab")
+            )
+            assert (await service.tokenize(Request(prompt="ab"))).ids == (97, 98)
             assert await service.detokenize((97, 98)) == "ab"
             assert service.snapshot is not None
             assert service.snapshot.ledger.device == "nothing"
@@ -70,7 +72,7 @@ def test_pictures_that_are_counted_bring_their_pixels_where_the_engine_counts_by
         async with engine(model) as service:
             await ready(service)
             shown = (user(Picture(Image.new("RGB", (2, 2))), Text("hello")),)
-            assert (await service.tokenize(shown)).ids == (with_pixels,)
+            assert (await service.tokenize(Request(shown))).ids == (with_pixels,)
 
     run(test())
 
@@ -95,7 +97,7 @@ def test_says_how_loading_goes_and_takes_nothing_meanwhile() -> None:
                 await service.submit(say("hello"))
             assert caught.value.retry_after_s >= 1
             with pytest.raises(EngineUnavailable):
-                await service.tokenize("hello")
+                await service.tokenize(Request(prompt="hello"))
 
     run(test())
 
@@ -160,7 +162,7 @@ def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
             await until(service, lambda: service.snapshot and service.snapshot.load.waiting == 1)
             submitting.cancel()
             for _ in range(2):  # the second question follows the cancellation through the same socket
-                await service.tokenize("a")
+                await service.tokenize(Request(prompt="a"))
             assert service._life is not None
             assert not submitting.done(), "its work goes on, and counts"
             assert service._life.running == 1

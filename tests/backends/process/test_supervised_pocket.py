@@ -190,10 +190,10 @@ def test_a_deadline_counts_from_the_submission(running: Running) -> None:
 
 def test_tokens_of_a_conversation_and_back(running: Running, model: snugvl.Model) -> None:
     async def test() -> None:
-        tokens = await running.service.tokenize((user(picture(), "hello"),))
+        tokens = await running.service.tokenize(Request((user(picture(), "hello"),)))
         assert tokens.image_tokens > 0
         assert tokens.ids.count(max(tokens.ids, key=tokens.ids.count)) >= tokens.image_tokens
-        plain = await running.service.tokenize("a red circle")
+        plain = await running.service.tokenize(Request(prompt="a red circle"))
         assert await running.service.detokenize(plain.ids) == "a red circle"
 
     running.run(test())

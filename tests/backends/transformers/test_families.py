@@ -109,4 +109,4 @@ def test_a_text_model_refuses_pictures_and_names_one_that_sees(family: Callable[
     with pytest.raises(RequestError, match=r"reads text alone.*load a model that sees"):
         opened.backend.submit(Request((user(picture(8, 8, 1), "?"),)))
     with pytest.raises(RequestError, match="takes no pictures"):
-        opened.backend.tokenize((user(picture(8, 8, 1), "?"),))
+        opened.backend.tokenize(Request((user(picture(8, 8, 1), "?"),)))

@@ -150,8 +150,8 @@ async def test_a_bare_prompt_gets_what_the_context_leaves(service: VllmEngine) -
 
 
 async def test_tokens_and_back(service: VllmEngine) -> None:
-    assert (await service.tokenize("ab c")).ids == (2, 1)
-    assert (await service.tokenize((user("abc d"),))).ids == (3, 1)
+    assert (await service.tokenize(Request(prompt="ab c"))).ids == (2, 1)
+    assert (await service.tokenize(Request((user("abc d"),)))).ids == (3, 1)
     assert await service.detokenize((2, 1)) == "xx x"
 
 

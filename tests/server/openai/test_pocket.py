@@ -116,6 +116,10 @@ def test_json_of_a_response_streams(client: OpenAI) -> None:
         assert isinstance(stream.get_final_response().output_parsed, Forecast)
 
 
+CALL = "messages[1].tool_calls[0].function"
+NAN_CALLED = {"role": "assistant", "tool_calls": [
+    {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": NaN}'}}
+]}  # fmt: skip
 BAD_SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}
 
 
@@ -132,6 +136,14 @@ BAD_SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMA}}]},
             "tools[0].function.parameters",
         ),
+        ("/chat/completions", {"guided_regex": "("}, "guided_regex"),
+        ("/chat/completions", {"guided_grammar": 'root ::= "yes"'}, "guided_grammar"),
+        ("/chat/completions", {"structured_outputs": {"json": BAD_SCHEMA}}, "structured_outputs"),
+        (
+            "/chat/completions",
+            {"messages": [*HI, NAN_CALLED]},
+            "messages[1].tool_calls[0].function.arguments",
+        ),
         (
             "/responses",
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": BAD_SCHEMA}}},
@@ -144,7 +156,7 @@ BAD_SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}
         ),
     ],
 )
-def test_a_schema_that_cant_be_used_is_blamed(url: str, path: str, body: dict[str, Any], param: str) -> None:
+def test_what_the_engine_cant_use_is_blamed(url: str, path: str, body: dict[str, Any], param: str) -> None:
     given = {"input": "hi"} if path == "/responses" else {"messages": HI}
     answer = httpx.post(url + "/v1" + path, json={**given, **body})
     assert answer.status_code == 400, answer.text

@@ -22,7 +22,7 @@ from snugvl.backends.child.settings import ChildChoice, Facts
 from snugvl.backends.preparers import Preparation, Preparers
 from snugvl.backends.spawned import Stage
 from snugvl.backends.supervisor import Ending, Lives, Supervised, Supervision
-from snugvl.core.messages import Message, Request, Stream, ToolUse
+from snugvl.core.messages import Request, Stream
 from snugvl.core.service import Health, Snapshot, Tokens
 from snugvl.diagnose.explain import explain
 from snugvl.diagnose.result import Cause, Diagnosis
@@ -260,8 +260,8 @@ class ChildEngine(Supervised[Life]):
         except RequestError as error:
             raise self.refused(error, request) from None
 
-    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        """Token ids of a text as it is, or of a conversation through the chat template."""
+    async def tokenize(self, request: Request) -> Tokens:
+        """Token ids of a request's prompt: see `EngineService`."""
         raise NotImplementedError
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:

@@ -55,7 +55,7 @@ from snugvl.backends.spawned import Log, LogForm
 from snugvl.backends.supervisor import Supervision
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
-from snugvl.core.messages import Delta, Logprob, Message, Request, ToolUse, Usage
+from snugvl.core.messages import Delta, Logprob, Request, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Load, Snapshot, Tokens
 from snugvl.core.sizes import MIB
@@ -289,13 +289,13 @@ class LlamacppEngine(ChildEngine):
         ledger = await asyncio.to_thread(own.gauge.read, session.life.family())
         return Snapshot(time.time(), ledger, load)
 
-    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+    async def tokenize(self, request: Request) -> Tokens:
         session, preparation = self._require_session(), Preparation()
         speaker: RequestBuilder = session.own.speaker
-        if isinstance(prompt, str):
-            return Tokens(await _api(session).tokens(prompt))
-        variables = speaker.model.facts.thinking.template(Request(prompt, tools=tools))
-        make = partial(conversation, prompt, tools, speaker, variables, preparation.go_on)
+        if isinstance(request.prompt, str):
+            return Tokens(await _api(session).tokens(request.prompt))
+        variables = speaker.model.facts.thinking.template(request)
+        make = partial(conversation, request.messages, request.tools, speaker, variables, preparation.go_on)
         made = await self._preparers.run(preparation, make)
         return Tokens(await tokens_of(made, _api(session), speaker.served), made.image_tokens)
 

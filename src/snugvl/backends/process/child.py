@@ -213,7 +213,7 @@ class Child:
                     stream.close()
             case wire.Tokenize():
                 backend = self._backend
-                self._answer(message, lambda go_on: backend.tokenize(message.prompt, message.tools, go_on))
+                self._answer(message, lambda go_on: backend.tokenize(message.request, go_on))
             case wire.Detokenize():
                 backend = self._backend
                 self._answer(message, lambda _: backend.detokenize(message.ids))
@@ -248,7 +248,7 @@ class Child:
                 _die()
 
         if isinstance(message, wire.Tokenize):
-            submitted = _as_request(message)
+            submitted = replace(message.request, tools=None, grammar=None)  # counting takes no grammar
         weight = "light" if submitted is None else self._preparers.weigh(submitted)
         self._preparers.submit(preparation, guarded, weight)
 
@@ -360,13 +360,6 @@ def _warm_up(backend: "Hosted[Any]") -> Load:
                     pass
             break
     return backend.stats()
-
-
-def _as_request(message: wire.Tokenize) -> Request:
-    """The request whose tokens are counted, as it would be prepared; tools cost no grammar here."""
-    if isinstance(message.prompt, str):
-        return Request(prompt=message.prompt)
-    return Request(message.prompt)
 
 
 def _reported(error: BaseException) -> SnugvlError:

@@ -14,7 +14,7 @@ from snugvl.backends.process.launch import Launched
 from snugvl.backends.process.wire import Arena
 from snugvl.backends.spawned import LAST_LINES, LogForm, SpawnedProcess
 from snugvl.backends.supervisor import Ending
-from snugvl.core.messages import Delta, Message, Request, ToolUse
+from snugvl.core.messages import Delta, Request
 from snugvl.core.resources import sweep
 from snugvl.core.service import Snapshot, Tokens
 from snugvl.errors import SnugvlError
@@ -125,10 +125,10 @@ class EngineProcess(SpawnedProcess):
             inbox.end()
             self._send(wire.encode(wire.Abort(request_id)))
 
-    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None) -> Tokens:
+    async def tokenize(self, request: Request) -> Tokens:
         """See `EngineService`."""
-        message = wire.Tokenize(next(self._ids), prompt, tools, pixels=not self._counts_by_size)
-        result = await self._call(message, heavy=not isinstance(prompt, str))
+        message = wire.Tokenize(next(self._ids), request, pixels=not self._counts_by_size)
+        result = await self._call(message, heavy=bool(request.messages))
         assert isinstance(result, Tokens)
         return result
 

@@ -17,7 +17,7 @@ from snugvl.backends.process.launch import COMMAND, Launched
 from snugvl.backends.process.life import EngineProcess, Notice
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.supervisor import Lives, Supervised, Supervision
-from snugvl.core.messages import Message, Request, Stream, ToolUse
+from snugvl.core.messages import Request, Stream
 from snugvl.core.service import Health, Snapshot, Timeline, Tokens
 from snugvl.errors import SnugvlError
 
@@ -65,9 +65,9 @@ class SupervisedEngine(Supervised[EngineProcess]):
         """Start a request; raises the engine's error where it refuses."""
         return await self._ready_process().submit(request)
 
-    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        """Token ids of a text as it is, or of a conversation through the chat template."""
-        return await self._ready_process().tokenize(prompt, tools)
+    async def tokenize(self, request: Request) -> Tokens:
+        """Token ids of a request's prompt: see `EngineService`."""
+        return await self._ready_process().tokenize(request)
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids, control tokens included."""

@@ -40,7 +40,6 @@ from snugvl.core.messages import (
     Text,
     TokenLogprob,
     ToolCall,
-    ToolUse,
     Usage,
 )
 from snugvl.core.options import LoadOptions
@@ -143,8 +142,7 @@ class Tokenize:
     """Answered by a `MessageReply` with `Tokens`. `pixels`: whether they are needed, or sizes will do."""
 
     id: int
-    prompt: str | tuple[Message, ...]
-    tools: ToolUse | None
+    request: Request
     pixels: bool = True
 
 

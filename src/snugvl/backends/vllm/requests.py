@@ -136,21 +136,20 @@ def messages_json(
     return found
 
 
-def tokenize_body(
-    prompt: str | tuple[Message, ...], tools: ToolUse | None, model: ServedModel, go_on: GoOn = going_on
-) -> dict[str, Any]:
+def tokenize_body(request: Request, model: ServedModel, go_on: GoOn = going_on) -> dict[str, Any]:
     """The body for vLLM's /tokenize. Takes time for pictures: call it in a thread.
 
     Raises:
         RequestError, RequestTooLarge, ImageError: as `messages_json`.
     """
     fields: dict[str, Any] = {"model": model.name, "add_special_tokens": False}
+    prompt, tools = request.prompt, request.tools
     if isinstance(prompt, str):
         refuse_oversized(len(prompt), model, "prompt")
         return fields | {"prompt": prompt}
     shown = () if tools is None else tools.tools
-    fields["messages"] = messages_json(prompt, model, shown, go_on)
-    if template := model.facts.thinking.template(Request(prompt, tools=tools)):
+    fields["messages"] = messages_json(request.messages, model, shown, go_on)
+    if template := model.facts.thinking.template(request):
         fields["chat_template_kwargs"] = dict(template)
     return fields if tools is None else fields | tools_json(tools, model)
 

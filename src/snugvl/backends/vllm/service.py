@@ -32,7 +32,7 @@ from snugvl.backends.vllm.measure import FORM, Measured, VllmGauge, read_counter
 from snugvl.backends.vllm.requests import body_of, rename_field, tokenize_body
 from snugvl.backends.vllm.settings import OURS, VllmChoice, apply_limits, common_flags, read_facts
 from snugvl.checkpoint.locate import POCKET
-from snugvl.core.messages import Delta, Logprob, Message, Request, TokenLogprob, ToolUse, Usage
+from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Snapshot, Tokens
 from snugvl.errors import EngineError, RequestError, SnugvlError
@@ -243,11 +243,11 @@ class VllmEngine(ChildEngine):
     def refused(self, error: RequestError, request: Request) -> RequestError:
         return rename_field(error, request)
 
-    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+    async def tokenize(self, request: Request) -> Tokens:
         session, preparation = self._require_session(), Preparation()
-        make = partial(tokenize_body, prompt, tools, session.model, preparation.go_on)
+        make = partial(tokenize_body, request, session.model, preparation.go_on)
         ids = await _api(session).tokens(await self._preparers.run(preparation, make))
-        pictures = 0 if isinstance(prompt, str) else ids.count(session.model.facts.image_token)
+        pictures = ids.count(session.model.facts.image_token) if request.messages else 0
         return Tokens(ids, pictures)
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:

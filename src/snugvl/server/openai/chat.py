@@ -41,28 +41,30 @@ from snugvl.server.openai.common import (
     Metadata,
     SamplingFields,
     StreamOptions,
+    TemplateVariables,
     effort_of,
     head,
     json_answer,
     rename_fields,
     sampling_of,
     stream_options_of,
+    template_of,
     token_logprobs,
     usage_of,
 )
-from snugvl.server.streaming import Event, compact, event_stream
+from snugvl.server.streaming import Event, event_stream
 from snugvl.server.unsupported import CHAT, UnsupportedFields
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
-MAX_TEMPLATE = 4096  # characters of chat_template_kwargs
 
 # What the engine calls a field of its own request, and what this protocol calls it.
+FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 NAMES = {
     "prompt_ids|prompt|vision": "messages",
-    "grammar": "response_format",
     "max_pixels": "mm_processor_kwargs.max_pixels",
     r"(tools\[\d+\])\.(\w.*)": r"\1.function.\2",
+    r"(messages\[\d+\]\.tool_calls\[\d+\])\.(arguments)": r"\1.function.\2",
 }
 
 
@@ -91,9 +93,7 @@ class ChatCompletionRequest(SamplingFields):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="variables of the chat template, such as enable_thinking"
-    )
+    chat_template_kwargs: TemplateVariables | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
     reasoning_effort: Effort | None = None
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -129,8 +129,10 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     options = stream_options_of(body.stream, body.stream_options)
     most = None if body.mm_processor_kwargs is None else body.mm_processor_kwargs.max_pixels
     media = RequestMedia(context.media, record, attachments=attachments_of(http), max_pixels=most)
+    form = next((name for name in FORMS if getattr(body, name) is not None), "response_format")
     with rename_fields(
         NAMES
+        | {"grammar|response_format": form}
         | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
         | ({"max_pixels": "messages"} if most is None else {})
     ):
@@ -157,19 +159,8 @@ async def _request(body: ChatCompletionRequest, media: RequestMedia) -> Request:
     )
     messages = await conversation_of(body.messages, media)
     media.check_all_used()
-    extra = body.chat_template_kwargs or {}
-    if len(compact(extra)) > MAX_TEMPLATE:
-        raise RequestError(
-            f"chat_template_kwargs has more than {MAX_TEMPLATE:,} characters; send text in messages",
-            field="chat_template_kwargs",
-        )
-    return Request(
-        messages,
-        sampling,
-        tools=tools,
-        grammar=grammar,
-        template={**effort_of(body.reasoning_effort), **extra},
-    )
+    template = {**effort_of(body.reasoning_effort), **template_of(body.chat_template_kwargs)}
+    return Request(messages, sampling, tools=tools, grammar=grammar, template=template)
 
 
 def _max_tokens(body: ChatCompletionRequest) -> int | None:

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -182,9 +182,30 @@ def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
     }
 
 
+MAX_TEMPLATE: Final = 4096  # characters of chat_template_kwargs
+TemplateVariables = Annotated[
+    dict[str, Any], Field(description="variables of the chat template, such as enable_thinking")
+]
+
+
 def effort_of(effort: Effort | None) -> dict[str, Any]:
     """The variable of the chat template that says how much to think."""
     return {} if effort is None else {"reasoning_effort": effort}
+
+
+def template_of(variables: dict[str, Any] | None) -> dict[str, Any]:
+    """Variables of the chat template that a request gives as `chat_template_kwargs`.
+
+    Raises:
+        RequestError: they are longer than variables are.
+    """
+    given = variables or {}
+    if len(compact(given)) > MAX_TEMPLATE:
+        raise RequestError(
+            f"chat_template_kwargs has more than {MAX_TEMPLATE:,} characters; send text in messages",
+            field="chat_template_kwargs",
+        )
+    return given
 
 
 def usage_of(usage: AnswerUsage) -> dict[str, Any]:

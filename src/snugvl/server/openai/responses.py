@@ -1,6 +1,7 @@
 """POST /v1/responses: stateless, so every request brings the whole conversation."""
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -41,6 +42,8 @@ from snugvl.server.openai.responses_request import (
     VENDOR,
     Called,
     CountInputRequest,
+    Input,
+    ResponsePrompt,
     ResponseRequest,
     called_names,
     conversation_of,
@@ -86,10 +89,8 @@ async def count_input_tokens(body: CountInputRequest, http: HttpRequest) -> Inpu
         raise RequestError("there is nothing to count; send input, or instructions", field="input")
     media = context.media_to_count(record_of(http.scope), attachments=attachments_of(http))
     with rename_fields(NAMES):
-        tools = body.tool_use(media.notes)
-        messages = await conversation_of(body.input, body.instructions, media)
-        media.check_all_used()
-        return InputTokenCount(input_tokens=len((await tokens_of(context, messages, tools)).ids))
+        prompt = await _prompt(body, body.input, media)
+        return InputTokenCount(input_tokens=len((await tokens_of(context, prompt)).ids))
 
 
 async def _request(body: ResponseRequest, media: RequestMedia) -> Request:
@@ -103,14 +104,22 @@ async def _request(body: ResponseRequest, media: RequestMedia) -> Request:
     for name in body.include or ():
         if name not in (LOGPROBS, ENCRYPTED):
             media.notes.warn(f"ignored include: nothing here has {name}")
-    grammar, tools = either(body.grammar(media.notes), body.tool_use(media.notes), "text.format")
     logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
     names = ("temperature", "top_p", "ignore_eos")
     sampling = sampling_of(body, *names, max_tokens=body.max_output_tokens, logprobs=logprobs)
-    messages = await conversation_of(body.input, body.instructions, media)
+    return replace(await _prompt(body, body.input, media), sampling=sampling)
+
+
+async def _prompt(body: ResponsePrompt, shown: Input | None, media: RequestMedia) -> Request:
+    """The request that has a response's prompt, with sampling as it is by default. `shown`: its input.
+
+    Raises:
+        RequestError, ImageError: as `_request`.
+    """
+    grammar, tools = either(body.grammar(media.notes), body.tool_use(media.notes), "text.format")
+    messages = await conversation_of(shown, body.instructions, media)
     media.check_all_used()
-    template = effort_of(body.effort)
-    return Request(messages, sampling, tools=tools, grammar=grammar, template=template)
+    return Request(messages, tools=tools, grammar=grammar, template=effort_of(body.effort))
 
 
 def new_response(body: ResponseRequest, model: str) -> dict[str, Any]:

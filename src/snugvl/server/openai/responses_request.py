@@ -576,6 +576,23 @@ class ResponsePrompt(Body):
         """
         return response_tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls, notes)
 
+    @property
+    def effort(self) -> Effort | None:
+        """The reasoning effort, as a variable of the chat template."""
+        return None if self.reasoning is None else self.reasoning.effort
+
+    def grammar(self, notes: RequestNotes) -> Grammar | None:
+        """The grammar of the answer; None for plain text."""
+        match self.text.format if self.text else None:
+            case ObjectFormat(schema_=schema) if schema:
+                return schema_grammar(schema, "text.format", notes)
+            case ObjectFormat():
+                return ANY_OBJECT
+            case SchemaFormat(schema_=schema, strict=strict):
+                return schema_grammar(schema, "text.format", notes, strict=strict)
+            case _:
+                return None
+
 
 class CountInputRequest(ResponsePrompt):
     """The prompt of a response, to count. Without input its instructions alone are counted."""
@@ -619,23 +636,6 @@ class ResponseRequest(ResponsePrompt):
     safety_identifier: str | None = None
 
     @property
-    def effort(self) -> Effort | None:
-        """The reasoning effort, as a variable of the chat template."""
-        return None if self.reasoning is None else self.reasoning.effort
-
-    @property
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens come with their log-probabilities."""
         return LOGPROBS in (self.include or ())
-
-    def grammar(self, notes: RequestNotes) -> Grammar | None:
-        """The grammar of the answer; None for plain text."""
-        match self.text.format if self.text else None:
-            case ObjectFormat(schema_=schema) if schema:
-                return schema_grammar(schema, "text.format", notes)
-            case ObjectFormat():
-                return ANY_OBJECT
-            case SchemaFormat(schema_=schema, strict=strict):
-                return schema_grammar(schema, "text.format", notes, strict=strict)
-            case _:
-                return None

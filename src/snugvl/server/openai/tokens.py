@@ -4,8 +4,9 @@ from typing import Annotated, ClassVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
+from snugvl.core.messages import Request
 from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
@@ -20,6 +21,7 @@ from snugvl.server.openai.chat_request import (
     chat_tool_use,
     conversation_of,
 )
+from snugvl.server.openai.common import TemplateVariables, template_of
 from snugvl.server.unsupported import TOKENIZE, UnsupportedFields
 
 MAX_IDS = 262_144  # the longest context there is
@@ -36,6 +38,7 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
 
 class DetokenizeRequest(Body):
@@ -64,20 +67,23 @@ class DetokenizeReport(BaseModel):
 
 
 @router.post("/tokenize")
-async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeReport:
+async def tokenize(http: HttpRequest, body: TokenizeRequest) -> TokenizeReport:
     """Token ids of a text as it is, or of a conversation through the chat template."""
-    context = context_of(request)
+    context = context_of(http)
     context.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", field="prompt")
     if body.prompt is not None:
-        if body.tools is not None:
-            raise RequestError("tools belong to messages, not to a prompt", field="tools")
-        found = await tokens_of(context, body.prompt)
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(body, name) is not None:
+                raise RequestError(f"{name} belong to messages, not to a prompt", field=name)
+        request = Request(prompt=body.prompt)
     else:
-        media = context.media_to_count(record_of(request.scope), attachments={})
+        media = context.media_to_count(record_of(http.scope), attachments={})
+        tools = chat_tool_use(body.tools, None, None, media.notes)
         conversation = await conversation_of(body.messages or [], media)
-        found = await tokens_of(context, conversation, chat_tool_use(body.tools, None, None, media.notes))
+        request = Request(conversation, tools=tools, template=template_of(body.chat_template_kwargs))
+    found = await tokens_of(context, request)
     return TokenizeReport(
         count=len(found.ids),
         max_model_len=context.capabilities.context_tokens,
@@ -87,7 +93,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeReport:
 
 
 @router.post("/detokenize")
-async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeReport:
+async def detokenize(request: HttpRequest, body: DetokenizeRequest) -> DetokenizeReport:
     """The text of token ids."""
     context = context_of(request)
     context.check_model(body.model)

@@ -135,7 +135,7 @@ async def answers_stop(service: VllmEngine) -> None:
     deltas = await ask(service, picture(), QUESTION, stop=("circle",))
     assert "circle" not in text_of(deltas)
     assert (deltas[-1].finish_reason, deltas[-1].stop) == ("stop", "circle")
-    (circle,) = (await service.tokenize(" red")).ids
+    (circle,) = (await service.tokenize(Request(prompt=" red"))).ids
     deltas = await ask(service, picture(), QUESTION, stop_token_ids=(circle,))
     assert (deltas[-1].finish_reason, deltas[-1].stop) == ("stop", " red")
     deltas = await ask(service, "hi", max_tokens=3, ignore_eos=True)
@@ -154,9 +154,9 @@ async def refusals_name_their_reason(service: VllmEngine) -> None:
 
 async def tokens_are_those_of_the_model(service: VllmEngine) -> None:
     """There and back; those of a picture are counted."""
-    ids = (await service.tokenize("a red circle")).ids
+    ids = (await service.tokenize(Request(prompt="a red circle"))).ids
     assert await service.detokenize(ids) == "a red circle"
-    counted = await service.tokenize((user(picture(), "hi"),))
+    counted = await service.tokenize(Request((user(picture(), "hi"),)))
     assert 0 < counted.image_tokens < len(counted.ids)
     bare = await read(await service.submit(Request(prompt=ids, sampling=SamplingParams(logprobs=1))))
     assert bare[-1].usage is not None
