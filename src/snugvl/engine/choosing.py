@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from snugvl.engine.batch import PendingTokens, begin_likeliest
 from snugvl.engine.request import CheckedPrompt
-from snugvl.engine.sampling.likeliest import PendingTokens, begin_likeliest
 from snugvl.engine.sampling.masks import Foreseen, Mask, allowed_bits
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.sampling.sampler import Sampler, SamplerInput, begin, scores_of

@@ -11,7 +11,7 @@ The loop, on one screen: `_overlap_loop` launches the next step, then processes 
 sequence that ends with them has its token of the step in flight dropped (`runner.py`). `_plain_loop` waits
 for the tokens of each step: it runs on devices without CUDA graphs, and is the oracle of the other in tests.
 
-Not thread-safe by design: one thread drives it (`backends/native/worker.py`), and nothing here needs a lock.
+Not thread-safe by design: one thread drives it (`backends/engine_thread.py`), and nothing here needs a lock.
 """
 
 import time
@@ -29,10 +29,9 @@ from snugvl.engine.encoder import Encoder
 from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_bytes
 from snugvl.engine.pressure import POLL_S, PressureMonitor
 from snugvl.engine.recovery import Recovery
-from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.engine.request import EngineRequest, Sampled, TokenOutput
 from snugvl.engine.requests import Requests, choices_of, no_token
 from snugvl.engine.runner import InFlight, Runner, chunks_in_flight, decode_in_flight, launch_next
-from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
 from snugvl.engine.sequence import Sequence, State

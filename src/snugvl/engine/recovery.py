@@ -17,7 +17,6 @@ from traceback import clear_frames
 import torch
 
 from snugvl.engine import pressure
-from snugvl.engine.blocks import BlockPool
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.memory import MemoryReclaimer
 from snugvl.engine.pressure import POLL_S
@@ -25,7 +24,7 @@ from snugvl.engine.request import TokenOutput
 from snugvl.engine.requests import Requests
 from snugvl.engine.runner import Runner
 from snugvl.engine.scheduler import Chunk, Scheduler
-from snugvl.engine.sequence import State
+from snugvl.engine.sequence import BlockPool, State
 from snugvl.errors import EngineError, OutOfMemory, SnugvlError, engine_failed
 from snugvl.layers.device import out_of_memory, release
 

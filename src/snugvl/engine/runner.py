@@ -29,14 +29,14 @@ from typing import cast
 import torch
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.batch import Unread, batch_of
+from snugvl.engine.batch import PendingTokens, Unread, batch_of, begin_rows
 from snugvl.engine.choosing import Heads, begin_choosing, sample_ahead, sampler_of, scoring_of
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.cache import CudaCapturer, GraphCache
 from snugvl.engine.graphs.decode import SIZES, DecodeGraphs, Replay, rows_of
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.predictor import Drafter
-from snugvl.engine.sampling.likeliest import PendingTokens, Sampled, begin_rows
+from snugvl.engine.request import Sampled
 from snugvl.engine.sampling.sampler import Sampler
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of

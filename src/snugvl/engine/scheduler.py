@@ -25,10 +25,9 @@ from dataclasses import dataclass, field
 import torch
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.blocks import BlockCopy, publish_full
 from snugvl.engine.drafts import DeviceDrafts
 from snugvl.engine.queues import Queues
-from snugvl.engine.sequence import Sequence, State
+from snugvl.engine.sequence import BlockCopy, Sequence, State, publish_full
 from snugvl.engine.snapshots import StateCopy
 
 ALONE_PARTS = 4  # a step that must take little memory has a quarter of the tokens

@@ -1,6 +1,6 @@
 """One request under way: opened, read as it streams, ended by its end, an error, its deadline or its reader.
 
-It is read as fast as the engine sends it; what its reader hasn't taken yet is merged (`mailbox.Inbox`).
+It is read as fast as the engine sends it; what its reader hasn't taken yet is merged (`Inbox`).
 Closing the stream closes the connections, on which the engine aborts the request.
 """
 
