@@ -10,9 +10,9 @@ computed again later. Each that runs has a slot, a number below `max_num_seqs`: 
 if the model has one (`layers/kv_cache.py`).
 
 A sequence is admitted with the blocks of its beginning that the prefix cache has, and computes the rest.
-Those that others hold already are nothing that it takes; those that are free it takes like any. The last known
-token is never taken from the cache: its logits choose the next one. A hit may end inside a picture; the
-vision tower then runs again for the rest of its rows.
+Those that others hold already are nothing that it takes; those that are free it takes like any. The last
+known token is never taken from the cache: its logits choose the next one. A hit may end inside a picture;
+the vision tower then runs again for the rest of its rows.
 
 Linear attention keeps no keys and values that a block could hold, only a state that has moved on; a model
 with such layers starts where a copy of it was kept, from the blocks up to there (`snapshots.py`).
@@ -71,7 +71,7 @@ class Queues:
             return self.pool.blocks_for(sequence.length) <= self.pool.num_blocks
         # Room for the others to grow, and for those of its siblings that will run, or it would be preempted
         # right away. One slot will do: were it to wait for all, those behind it would wait as well.
-        taken = sum(other.num_choices for other in self.running)
+        taken = sum(1 + len(other.siblings) for other in self.running)
         spare = len(self.running) + max(min(len(sequence.siblings), self.slots - taken - 1), 0)
         excess = self.pool.blocks_for(sequence.length) + spare - self.pool.num_free
         return excess <= 0 or excess <= sum(self.pool.owners(b) > 0 for b in self._cached(sequence))

@@ -76,7 +76,7 @@ class Recovery:
             outputs = self._requests.fail(alone.sequence.request.request_id, failure)
         self._encoder.clear()
         clear_frames(error.__traceback__)  # they hold the step's tensors
-        self._runner.drop_graphs()
+        self._runner.graph_cache.stop()
         release(self._runner.model.device)
         if self._reclaimer is not None:
             self._reclaimer.claim_workspace()
@@ -99,7 +99,7 @@ class Recovery:
             if out_of_memory(error):  # the next step is its own; others keep what they have
                 self.shortages += 1
                 chunk.sequence.alone = True
-                self._runner.drop_graphs()
+                self._runner.graph_cache.stop()
                 if self._reclaimer is not None:
                     self._reclaimer.claim_workspace()
                 return []

@@ -177,11 +177,6 @@ class Sequence:
         """Whether it is known which tokens may come next."""
         return self.grammar is None or self.grammar.ready
 
-    @property
-    def num_choices(self) -> int:
-        """Running sequences it is or is about to become."""
-        return 1 + len(self.siblings)
-
     def draw(self, ahead: int = 0) -> float:
         """The random number, from 0 to 1, of its next token, or of one after `ahead` that aren't read yet."""
         while len(self.drawn) <= ahead:

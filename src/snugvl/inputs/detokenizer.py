@@ -25,7 +25,7 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import tokenizers
 
@@ -36,13 +36,7 @@ _IDS = 1 << 32  # ids that the Rust side can be asked for
 
 
 class Spelling(Protocol):
-    """From a token's string to its bytes.
-
-    `decoder`: in the form of tokenizer.json, where the file's own isn't known to llguidance; else None.
-    """
-
-    @property
-    def decoder(self) -> dict[str, Any] | None: ...
+    """From a token's string to its bytes."""
 
     def inside(self, token: str) -> bytes:
         """The bytes a token stands for."""
@@ -53,8 +47,6 @@ class Spelling(Protocol):
 
 class ByteLevel:
     """Every byte has a character."""
-
-    decoder = None
 
     def __init__(self) -> None:
         self._alphabet = _byte_alphabet()

@@ -286,7 +286,7 @@ class Tokenizer(Vocabulary):
 
     def serialized(self) -> str:
         """The whole tokenizer in the form of tokenizer.json, with a decoder that llguidance knows."""
-        decoder = self._spelling.decoder
+        decoder = self._spelling.decoder if isinstance(self._spelling, Pieces) else None
         whole = self._backend.to_str()
         return whole if decoder is None else json.dumps(json.loads(whole) | {"decoder": decoder})
 
