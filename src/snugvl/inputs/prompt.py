@@ -37,7 +37,7 @@ from snugvl.core.messages import (
 )
 from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
-from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
+from snugvl.inputs.chat import ChatTemplate, refuse_marks, template_texts, texts
 from snugvl.inputs.defusing import defused
 from snugvl.inputs.pixels import ImagePreprocessor, VideoPreprocessor, read_video_preprocessor
 from snugvl.inputs.reasoning import opened
@@ -338,7 +338,7 @@ class PromptMaker(ABC, Generic[P]):
         broken = defused(messages, tools, lambda text: self.tokenizer.break_up(text, (*marks, *also)))
         for field, text in (*texts(*broken), *template_texts(template or {})):
             self._refuse(text, field)
-            refuse_answer_marks(text, marks, field)
+            refuse_marks(text, marks, "which marks a tool's answer for this model", field)
             go_on()
         return broken
 

@@ -18,7 +18,7 @@ from snugvl.backends.transformers.resolution import Resolution
 from snugvl.backends.transformers.sampling import ModelPrompt
 from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, ToolForm, Video, user
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
-from snugvl.inputs.chat import ChatTemplate
+from snugvl.inputs.chat import ChatTemplate, refuse_marks
 from snugvl.inputs.prompt import COUNTED_CONTEXTS, PromptMaker, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
@@ -246,13 +246,7 @@ class Preparer(PromptMaker[ModelPrompt]):
 
     def _refuse(self, text: str, field: str) -> None:
         super()._refuse(text, field)
-        found = next((each for each in self._texts if each in text), None)
-        if found is not None:
-            raise RequestError(
-                f"text contains {found!r}, which stands for a picture in this model's prompts; remove it or "
-                "break it up",
-                field=field,
-            )
+        refuse_marks(text, self._texts, "which stands for a picture in this model's prompts", field)
 
 
 def _style_of(inputs: Inputs, image_text: str) -> _Style:
