@@ -15,7 +15,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.engine.choosing import forced_tokens
 from snugvl.engine.claims import DeviceClaim
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.graphs.ahead import choose, decode_in_flight, launch_next
+from snugvl.engine.graphs.ahead import choose, decode_in_flight, decodes_on, launch_next
 from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, prefill_beside_decodes, state_bytes
 from snugvl.engine.pressure import POLL_S, PressureMonitor
 from snugvl.engine.recovery import Recovery
@@ -123,7 +123,7 @@ class StepLoop:
                 self._in_flight = self._launch_next(last, outputs)
             meanwhile()
             self._process(last, outputs)
-        if last is None or (self._in_flight is None and self._decodes_on):
+        if last is None or (self._in_flight is None and decodes_on(self._scheduler, self._runner)):
             step = self._schedule(outputs)
             if step is not None:
                 launched = self._launch(step, outputs)
@@ -141,17 +141,6 @@ class StepLoop:
         if self._reclaimer is not None and blocks is not None:
             self._in_flight = None
             self._reclaimer.resize_cache(blocks)
-
-    @property
-    def _decodes_on(self) -> bool:
-        """Whether the next step only decodes, and needs nothing done before: it starts at once."""
-        running = self._scheduler.running
-        return (
-            bool(running)
-            and not (self._scheduler.waiting and self._scheduler.could_admit)
-            and not any(each.prefills or each.alone for each in running)
-            and not self._runner.graph_cache.has_due
-        )
 
     def _schedule(self, outputs: list[TokenOutput]) -> Schedule | None:
         """Choose a step; None where nothing can be computed now."""

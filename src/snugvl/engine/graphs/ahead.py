@@ -43,6 +43,16 @@ def decode_in_flight(sequences: list[Sequence], replay: Replay, runner: Runner) 
     return step
 
 
+def decodes_on(scheduler: Scheduler, runner: Runner) -> bool:
+    """Whether the next step only decodes, and needs nothing done before: it starts at once."""
+    return (
+        bool(scheduler.running)
+        and not (scheduler.waiting and scheduler.could_admit)
+        and not any(each.prefills or each.alone for each in scheduler.running)
+        and not runner.graph_cache.has_due
+    )
+
+
 def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFlight | None:
     """Start the step after `last` before its tokens are known; None where the host must decide first.
 
