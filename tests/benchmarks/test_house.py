@@ -36,7 +36,7 @@ def test_small_modules_stay_few() -> None:
     assert house.House(house.ROOT).small() <= 70
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_decode_step_goes_through_few_files() -> None:
     """Whoever reads what happens between two tokens reads no more than this."""
     step = house.decode_step()
