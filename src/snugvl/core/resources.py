@@ -51,7 +51,7 @@ if sys.platform == "linux":
     import fcntl
 
     _SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_FOR_PYTHON: Final = (
+_WORKER_ENVIRONMENT = (
     "PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SYSTEMROOT",
     "VIRTUAL_ENV",
 )  # fmt: skip
@@ -99,7 +99,7 @@ class Worker:
         Raises:
             OSError: the system gives no more processes.
         """
-        known = {name: os.environ[name] for name in _FOR_PYTHON if name in os.environ}
+        known = {name: os.environ[name] for name in _WORKER_ENVIRONMENT if name in os.environ}
         self._popen = subprocess.Popen(  # noqa: S603 - a module of ours
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.PIPE,
