@@ -39,7 +39,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.engine import speculation
 from snugvl.engine.drafts import NgramIndex
 from snugvl.engine.engine import Engine
-from snugvl.engine.sampling.likeliest import Sampled
+from snugvl.engine.request import Sampled
 from snugvl.engine.speculation import Speculation
 from snugvl.tasks import conventions
 from snugvl.tasks.prompts import SCENE

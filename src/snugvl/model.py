@@ -11,9 +11,9 @@ from snugvl.errors import EngineError, SnugvlError, WrongType, warn
 from snugvl.inputs.given import ImageSource, VisualSource, decode, look, look_at, see, still
 from snugvl.inputs.talk import Spoken, Turn, seen, turns
 from snugvl.tasks import ask, detect, scene
+from snugvl.tasks.ask import collect
 from snugvl.tasks.conversation import Conversation
 from snugvl.tasks.prompts import Detail
-from snugvl.tasks.request import collect
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 from snugvl.tasks.surface import Asked, Tasks, check_question
 from snugvl.tasks.training import warnings

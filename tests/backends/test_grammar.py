@@ -19,7 +19,7 @@ from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted
 from snugvl.models.networks import Qwen3VL
 from snugvl.tasks import detect, scene
-from snugvl.tasks.request import collect
+from snugvl.tasks.ask import collect
 from tests.backends.conftest import make_backend
 
 POCKET = Path(__file__).parents[2] / "src/snugvl/pocket"

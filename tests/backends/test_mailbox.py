@@ -6,8 +6,8 @@ import traceback
 
 import pytest
 
+from snugvl.backends.engine_thread import Mailbox
 from snugvl.backends.inbox import Inbox, RemoteStream
-from snugvl.backends.mailbox import Mailbox
 from snugvl.errors import RequestError
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from snugvl.backends.engine_thread import Receiver
 from snugvl.backends.inbox import Inbox
-from snugvl.backends.receiver import Receiver
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.core.messages import Delta
 from snugvl.core.sampling import SamplingParams

@@ -77,6 +77,8 @@ def test_a_token_whose_text_is_held_back_is_one() -> None:
         ([event(chunk({}, "stop")), event(b"[DONE]")], 200, "no tokens", "empty"),
         ([event(b"{oh")], 200, "not JSON", "{oh"),
         ([event([1])], 200, "not JSON", "[1]"),
+        ([event(b"[" * 100_000)], 200, "not JSON", "[[["),
+        ([b"[" * 100_000], 400, "400", "[[["),
         ([b'{"choices": [{"message": {}}]}'], 200, "broke off", "ended before"),
     ],
 )

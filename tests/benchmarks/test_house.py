@@ -31,6 +31,19 @@ def test_a_class_name_has_one_meaning() -> None:
     assert len(twice := house.House(house.ROOT).classes_twice()) <= 8, twice
 
 
+def test_small_modules_stay_few() -> None:
+    """Who makes one looks for a neighbour that it belongs to; with fewer lower the number."""
+    assert house.House(house.ROOT).small() <= 70
+
+
+@pytest.mark.slow
+def test_a_decode_step_goes_through_few_files() -> None:
+    """Whoever reads what happens between two tokens reads no more than this."""
+    step = house.decode_step()
+    assert len(step) <= 7, step
+    assert sum(lines for _, lines in step) <= 2_300, step
+
+
 def test_each_figure_is_counted_by_its_definition(tmp_path: Path) -> None:
     for name in ("planner/one.py", "server/two.py", "backends/vllm/own.py"):
         path = tmp_path / "src" / "snugvl" / name

@@ -18,7 +18,7 @@ from snugvl.core.messages import Message, Text, ToolCall
 from snugvl.core.service import Health, Load
 from snugvl.core.training import Training
 from snugvl.inputs.image import ImageLimits
-from snugvl.tasks.request import collect
+from snugvl.tasks.ask import collect
 from tests.client.conftest import LEDGER, RawServer, ScriptedEngine
 from tests.patience import until
 from tests.photographs import photograph

@@ -10,7 +10,7 @@ import pytest
 
 import snugvl
 from snugvl.cli import entry
-from snugvl.core.folders import expanded, give_home, hub_cache, sources_digest
+from snugvl.core.folders import expanded, give_home, hub_cache, json_object, sources_digest
 from snugvl.errors import CheckpointNotFound
 
 
@@ -69,3 +69,11 @@ def test_sources_are_read_once_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
     assert first != sources_digest("layers")
     monkeypatch.setattr(Path, "rglob", lambda *_: pytest.fail("they are read again"))
     assert sources_digest("core", "tasks") == first
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '"a"', "null", "[" * 100_000, '{"a":' * 100_000, b'{"a": "\xff"}']
+)
+def test_what_is_no_json_object_is_none_however_it_is_broken(text: str | bytes) -> None:
+    assert json_object(text) is None
+    assert json_object(b'{"a": [1]}') == {"a": [1]}

@@ -7,10 +7,10 @@ import torch
 
 from snugvl.core.config import RECENT, EngineConfig
 from snugvl.core.sampling import SamplingParams
+from snugvl.engine.batch import likeliest
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow
-from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.sampling.likeliest import Sampled, likeliest
+from snugvl.engine.request import EngineRequest, Sampled, TokenOutput
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models.batch import DraftBatch, ForwardBatch
 from tests.engine.toy import Toy

@@ -134,7 +134,7 @@ with closing(Engine(model, config)) as engine:
     }
     found["sampled"] = [digest(answers(engine, temperature=0.8)) for _ in range(2)]
     if gpu:
-        engine._runner.drop_graphs()
+        engine._runner.graph_cache.stop()
         found["dropped"] = held() | {"recorded": engine.stats.recorded}
         found["greedy without spare graphs"] = digest(answers(engine))
         started(engine)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from snugvl.engine.blocks import BlockCopy, BlockPool
+from snugvl.engine.sequence import BlockCopy, BlockPool
 from tests.draws import draws
 
 

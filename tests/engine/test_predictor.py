@@ -15,14 +15,13 @@ from transformers import Qwen3_5ForConditionalGeneration
 from snugvl.core.config import RECENT, EngineConfig
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import snapshots
-from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import Drafts
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.predictor import Drafter
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.scheduler import Schedule
-from snugvl.engine.sequence import Sequence
+from snugvl.engine.sequence import BlockPool, Sequence
 from snugvl.engine.speculation import Speculation
 from snugvl.errors import CheckpointError, RequestError
 from snugvl.models.loader import Storage, load_model

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.admission import check_prompt
-from snugvl.engine.blocks import ROOT, block_key
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import CheckedPrompt, EngineRequest, VisionItem, VisionSlice
+from snugvl.engine.sequence import ROOT, block_key
 from snugvl.errors import RequestTooLarge
 from tests.draws import draws
 from tests.engine.toy import BOMB, CONFIG, Toy, engine, oracle, picture, request, run, tokens

@@ -231,7 +231,7 @@ def test_choices_that_fit_no_longer_are_refused_with_numbers() -> None:
 
 
 def test_what_waits_while_not_even_one_conversation_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snugvl.engine.engine.POLL_S", 0)
+    monkeypatch.setattr("snugvl.engine.loop.POLL_S", 0)
     card = Card()
     here = engine_on(card)
     item = request("a", *range(2, 20), max_tokens=12)
@@ -259,7 +259,7 @@ def test_what_waits_while_not_even_one_conversation_fits(monkeypatch: pytest.Mon
 
 def test_who_waits_in_vain_ends_with_numbers_and_smaller_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody took the memory in the moment in which the cache let go of it: half a conversation is left."""
-    monkeypatch.setattr("snugvl.engine.engine.POLL_S", 0)
+    monkeypatch.setattr("snugvl.engine.loop.POLL_S", 0)
     resize = KVCache.resize
 
     def tight(cache: KVCache, num_blocks: int) -> None:
@@ -462,7 +462,7 @@ def test_recurrent_states_are_given_up_with_the_cache_and_come_back() -> None:
 
 
 def test_not_even_one_state_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snugvl.engine.engine.POLL_S", 0)
+    monkeypatch.setattr("snugvl.engine.loop.POLL_S", 0)
     card = Card()
     here = engine_on(card, HybridToy())
     item = request("a", *range(2, 12), max_tokens=4)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.core.sampling import SamplingParams
+from snugvl.engine.batch import begin_likeliest
 from snugvl.engine.sampling import filters
 from snugvl.engine.sampling.filters import support
-from snugvl.engine.sampling.likeliest import begin_likeliest
 from snugvl.engine.sampling.penalties import Penalties
 from snugvl.engine.sampling.sampler import SamplerInput, plain, random_stream, sample
 from tests.draws import draws

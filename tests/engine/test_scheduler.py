@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from snugvl.engine import scheduler
+from snugvl.engine import memory
 from snugvl.engine.scheduler import Schedule
 from tests.engine.toy import Toy, engine, picture, request, run, tokens
 
@@ -94,7 +94,7 @@ def test_images_are_encoded_once_a_step_and_forgotten_when_passed() -> None:
 def test_a_stream_gets_a_token_in_every_step_while_prompts_come_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "PREFILL_BESIDE_DECODES", 3)
+    monkeypatch.setattr(memory, "PREFILL_BESIDE_DECODES", 3)
     model = Toy()
     here = engine(model)
     here.add(request("stream", 1, 2, max_tokens=20))
@@ -117,7 +117,7 @@ def test_a_stream_gets_a_token_in_every_step_while_prompts_come_in_pieces(
 
 
 def test_alone_a_prompt_comes_in_whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "PREFILL_BESIDE_DECODES", 3)
+    monkeypatch.setattr(memory, "PREFILL_BESIDE_DECODES", 3)
     here = engine(MODEL)
     here.add(request("a", *range(1, 41), max_tokens=2))
     here.step()

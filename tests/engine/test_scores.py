@@ -11,8 +11,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.core.sampling import MAX_SCORES, SamplingParams, check_scores
 from snugvl.engine.engine import Engine
 from snugvl.engine.memory import allocate
-from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.sampling.likeliest import Sampled
+from snugvl.engine.request import EngineRequest, Sampled, TokenOutput
 from snugvl.errors import RequestError
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models.batch import ForwardBatch

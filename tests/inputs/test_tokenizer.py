@@ -19,9 +19,9 @@ from snugvl.checkpoint.families import read_config
 from snugvl.core.messages import user
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs import tokenizer as tokenizer_module
-from snugvl.inputs.detokenizer import ByteLevel, Pieces
+from snugvl.inputs.detokenizer import ByteLevel
 from snugvl.inputs.prompt import Processor
-from snugvl.inputs.tokenizer import COUNTED_TEXT, LONG_TEXT, Tokenizer
+from snugvl.inputs.tokenizer import COUNTED_TEXT, LONG_TEXT, Pieces, Tokenizer
 from tests.patience import NEVER_S
 
 POCKET = Path(__file__).parents[2] / "src/snugvl/pocket"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Generic
 
-from snugvl.backends.mailbox import OneAnswer
-from snugvl.backends.receiver import Receiver
+from snugvl.backends.engine_thread import Receiver
+from snugvl.backends.inbox import OneAnswer
 from snugvl.core.messages import Capabilities, Delta, GoOn, Request, going_on
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens, check_combination, check_pictures

@@ -1,13 +1,60 @@
-"""Queues of deltas from an engine in another process to one reader, merged while unread."""
+"""Answers that are read once, and queues of deltas from engines in other processes, merged while unread."""
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from typing import Self
 
-from snugvl.backends.mailbox import OneAnswer, own
 from snugvl.core.messages import Delta
+
+
+def own(error: Exception) -> Exception:
+    """A copy of an error, for one reader.
+
+    One error may end many answers, and an answer may be read again after its end: each thread that raises the
+    same exception would add its frames to what all others print.
+    """
+    try:
+        mine = copy.copy(error)
+    except Exception:  # a library's exception whose arguments don't make another
+        return error
+    mine.__cause__ = error.__cause__
+    return mine.with_traceback(error.__traceback__)
+
+
+class OneAnswer:
+    """The answer to one request. Closing or dropping it aborts what is not finished.
+
+    Whoever iterates it to its end says so by `_open`.
+    """
+
+    def __init__(self, prompt_tokens: int, abort: Callable[[], object]) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._abort = abort
+        self._open = True
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included."""
+        return self._prompt_tokens
+
+    def close(self) -> None:
+        """Abort what is not finished. Safe to call twice, and in any thread."""
+        if self._open:
+            self._open = False
+            self._abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Inbox:

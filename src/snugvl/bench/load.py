@@ -4,7 +4,6 @@ Bytes and times are kept as they came; the records of requests are read from the
 """
 
 import asyncio
-import json
 import math
 import time
 from collections import deque
@@ -14,6 +13,8 @@ from itertools import pairwise
 from typing import Any, Final, Literal
 
 import httpx
+
+from snugvl.core.folders import json_object
 
 MOST_MESSAGE = 300
 DONE = b"[DONE]"
@@ -141,11 +142,7 @@ class _Answer:
         if data == DONE:
             self._done = True
             return
-        try:
-            event = json.loads(data)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
+        if (event := json_object(data)) is None:
             self._trouble = self._trouble or ("not JSON", _short(data.decode(errors="replace")))
             return
         if event.get("error"):
@@ -179,11 +176,9 @@ def _is_piece(choice: dict[str, Any]) -> bool:
 
 def _refusal(exchange: Exchange) -> tuple[str, str]:
     body = b"".join(data for _, data in exchange.chunks)
-    try:
-        value = json.loads(body)
-    except ValueError:
+    if (value := json_object(body)) is None:
         return str(exchange.status), _short(body.decode(errors="replace"))
-    code, message = _told(value if isinstance(value, dict) else {})
+    code, message = _told(value)
     return f"{exchange.status} {code}".strip(), message
 
 

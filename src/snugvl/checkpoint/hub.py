@@ -40,6 +40,7 @@ from snugvl.checkpoint.listing import (
 )
 from snugvl.checkpoint.safetensors import check_number, parse_header
 from snugvl.checkpoint.section import MAX_JSON_BYTES, plain, shown
+from snugvl.core.folders import json_object
 from snugvl.core.network import http_address, settle_network
 from snugvl.errors import CheckpointError, CheckpointNotFound, InputError, UnsupportedModel
 
@@ -183,11 +184,7 @@ class Hub:
 
     def _json(self, listing: Listing, name: str) -> dict[str, Any]:
         data, _ = self._fetch(listing, name, None)
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
+        if (value := json_object(data)) is None:
             raise CheckpointError(
                 f"{listing.repo}: {name} is not a JSON object, but {data[:40]!r}; is a proxy or a login "
                 "page between this machine and the Hub?"

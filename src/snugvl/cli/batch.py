@@ -144,8 +144,8 @@ def _read_or_told(job: Job, read: Reader, sink: Opener) -> list[VisualSource]:
 def _streamed(
     task: Task, model: Model | Client, images: Sequence[VisualSource], output: OutputChoice
 ) -> None:
+    from snugvl.tasks.ask import collect
     from snugvl.tasks.parse import answer_text
-    from snugvl.tasks.request import collect
 
     assert task.stream is not None
     deltas: list[Delta] = []

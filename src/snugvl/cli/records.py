@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from snugvl.cli.sources import STDIN
 from snugvl.cli.terminal import printable, show, write
-from snugvl.core.folders import named, write_whole
+from snugvl.core.folders import json_object, named, write_whole
 from snugvl.core.wrapping import columns, styled
 from snugvl.errors import InputError, OutputError
 
@@ -194,7 +194,7 @@ def results_in(path: Path, task: Task, model: str) -> list[dict[str, Any]]:
         raise InputError(f"{path} is a folder; --output takes a file") from None
     kept = []
     for number, line in enumerate([*lines, torn], 1):
-        value = _decoded(line)
+        value = json_object(line)
         last = number >= len(lines)
         if value is None and (last or not line.strip()):
             continue
@@ -216,14 +216,6 @@ def remaining(jobs: Sequence[Job], records: list[dict[str, Any]]) -> list[Job]:
     """The jobs that `records` has no result of."""
     have = {json.dumps(each["image"]) for each in records}
     return [job for job in jobs if json.dumps(job.image) not in have]
-
-
-def _decoded(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _check_same(value: dict[str, Any], wanted: dict[str, Any], path: Path, number: int) -> None:

@@ -26,7 +26,7 @@ from typer import Option
 
 from snugvl.cli import options
 from snugvl.cli.terminal import printable, say, write, write_json
-from snugvl.core.folders import cache_folder, write_whole
+from snugvl.core.folders import cache_folder, json_object, write_whole
 from snugvl.core.sizes import format_size
 from snugvl.errors import EngineUnavailable, SnugvlError, Unauthorized
 
@@ -114,7 +114,7 @@ def ask(server: LocalServer, path: str, api_key: str | None = None) -> ProbeAnsw
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         return ProbeAnswer(answer.status, json.loads(answer.read(MAX_ANSWER_BYTES)))
-    except (OSError, HTTPException, ValueError):
+    except (OSError, HTTPException, ValueError, RecursionError):
         return ProbeAnswer()
     finally:
         connection.close()
@@ -161,7 +161,7 @@ def owner(port: int) -> LocalServer | None:
 
 def _read(path: Path) -> LocalServer | None:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values: Any = json_object(path.read_bytes())
         known = {each.name: values[each.name] for each in fields(LocalServer)}
         return LocalServer(**{**known, "pid": int(known["pid"]), "names": tuple(map(str, known["names"]))})
     except (OSError, ValueError, TypeError, KeyError):

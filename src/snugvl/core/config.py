@@ -24,7 +24,7 @@ class EngineConfig:
         max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
         max_waiting: requests that may queue before `QueueFull`.
         prefix_cache: whether a prompt starts from blocks that earlier requests left (see
-            `engine.blocks`); a model with recurrent states needs state snapshots for it.
+            `engine.sequence`); a model with recurrent states needs state snapshots for it.
         state_snapshots: copies of recurrent states that prompts may start from (`engine.snapshots`).
         kv_cache: format of keys and values; "bf16" stands for that of the activations, "fp8" takes a byte
             a value (see `layers.kv_cache`).

@@ -2,11 +2,13 @@
 takes longer than a plan. And where we keep what we have found out, by which of our sources, and how.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from snugvl.errors import InputError
 
@@ -62,6 +64,16 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """`$XDG_CACHE_HOME/snugvl`, `%LOCALAPPDATA%\\snugvl` on Windows, else `~/.cache/snugvl`."""
     chosen = environ.get("XDG_CACHE_HOME") or (environ.get("LOCALAPPDATA") if os.name == "nt" else None)
     return (Path(chosen) if chosen else expanded("~/.cache")) / "snugvl"
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a text that another program, a model or an older version wrote; None where it is
+    none, however it is broken."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 @cache  # a start asks twice, and waits for it

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from snugvl.core.folders import cache_folder, write_whole
+from snugvl.core.folders import cache_folder, json_object, write_whole
 from snugvl.core.memory_kinds import Kind
 
 LARGEST_FILE_BYTES: Final = 1 << 20
@@ -105,11 +105,9 @@ def last_start_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 def read_last_start(path: Path) -> dict[str, dict[str, Any]]:
     """Both parts of the last start that are there, by name. Never fails."""
-    with suppress(OSError, ValueError, RecursionError):
-        with path.open("rb") as file:
-            value = json.loads(file.read(LARGEST_FILE_BYTES))
-        if isinstance(value, dict):
-            return {name: part for name, part in value.items() if isinstance(part, dict)}
+    with suppress(OSError), path.open("rb") as file:
+        value = json_object(file.read(LARGEST_FILE_BYTES)) or {}
+        return {name: part for name, part in value.items() if isinstance(part, dict)}
     return {}
 
 

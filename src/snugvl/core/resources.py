@@ -1,4 +1,4 @@
-"""Resources of a process beside Python's objects: its heap, memory shared with a child, folders on disk.
+"""Resources of a process beside Python's objects: heap, memory shared with a child, workers, folders on disk.
 
 Heap: a picture is a few blocks of some MiB. The C library asks the system for such a block and gives it back
 after use, and the system hands it out page by page, zeroed, again and again: measured in a virtual machine,
@@ -13,6 +13,8 @@ Linux only; elsewhere pixels go through the pipe or socket that is there for eve
 as they are first written to, and stay. Its size is sealed: were it cut by one side, the other's next look
 would end that process.
 
+Processes that work on what strangers send (`Worker`) can be ended, and hold no secrets.
+
 Disk: what a process puts there while it lives is gone with it, however it ends.
 
     $TMPDIR/snugvl-KIND-xxxxxxxx/     holds `.owner`, a file that is locked as long as that process lives
@@ -25,14 +27,15 @@ import ctypes
 import mmap
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 KEPT_BYTES: Final = 64 << 20  # of free memory; more is given back
 LARGEST_BYTES: Final = 32 << 20  # of a block; larger ones are the system's as before. The library's own limit
@@ -48,6 +51,10 @@ if sys.platform == "linux":
     import fcntl
 
     _SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_WORKER_ENVIRONMENT = (
+    "PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SYSTEMROOT",
+    "VIRTUAL_ENV",
+)  # fmt: skip
 PREFIX: Final = "snugvl-"
 OWNER: Final = ".owner"
 
@@ -72,6 +79,58 @@ def give_back_heap() -> None:
 @cache
 def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
+
+
+class Worker:
+    """A process that works on what strangers send: `python -m` a module of ours, asked through pipes.
+
+    Of the environment it gets what Python needs to find itself and its packages: no secrets.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Start it. `environment`: variables beside those; `descriptors`: open files that it inherits.
+
+        Raises:
+            OSError: the system gives no more processes.
+        """
+        known = {name: os.environ[name] for name in _WORKER_ENVIRONMENT if name in os.environ}
+        self._popen = subprocess.Popen(  # noqa: S603 - a module of ours
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # what C or Rust say of memory that they don't get
+            bufsize=0,
+            env=known | dict(environment or {}),
+            start_new_session=True,  # Ctrl+C is for the server, which finishes what runs
+            pass_fds=tuple(descriptors),
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._popen.poll() is None
+
+    def end(self) -> None:
+        """Kill it, and close the pipes. Safe to call twice."""
+        self._popen.kill()
+        self._popen.wait()
+        for stream in (self._popen.stdin, self._popen.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+def write_all(stream: Any, data: bytes | bytearray | memoryview) -> None:
+    """Write all of it: an unbuffered pipe may take less than it is given."""
+    view = memoryview(data)
+    while view:
+        view = view[stream.write(view) :]
 
 
 class Region:

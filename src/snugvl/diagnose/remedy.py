@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from snugvl.core.folders import json_object
 from snugvl.diagnose.command import meant, refused_flags, removed_switches, suggestion
 from snugvl.diagnose.facts import RunFacts
 from snugvl.diagnose.memory import gib
@@ -63,10 +64,8 @@ def _same(old: str | None, new: str | None) -> bool:
     """Whether two values of a flag mean the same: JSON may have spaces."""
     if old is None or new is None or old == new:
         return old is not None and old == new
-    try:
-        return bool(old.startswith("{") and json.loads(old) == json.loads(new))
-    except ValueError:
-        return False
+    value = json_object(old)
+    return value is not None and value == json_object(new)
 
 
 def _with_old(facts: RunFacts, change: Change) -> Change:
@@ -80,11 +79,8 @@ def _with_old(facts: RunFacts, change: Change) -> Change:
 
 def _merged(old: str | None, new: str | None) -> str | None:
     """The new value of a flag; of JSON objects the old one's other keys stay."""
-    if not (old and new and old.startswith("{") and new.startswith("{")):
-        return new
-    try:
-        before, after = json.loads(old), json.loads(new)
-    except ValueError:
+    before, after = json_object(old or ""), json_object(new or "")
+    if before is None or after is None:
         return new
     return json.dumps({**before, **after}, separators=(",", ":")) if before.keys() - after.keys() else new
 

@@ -6,13 +6,13 @@ does not know the model, vLLM's own message has the longest context.
 
 # ruff: noqa: E501 - one whole sentence a line reads better than a wrapped one
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from snugvl.core.folders import json_object
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import MIB
 from snugvl.diagnose.facts import RunFacts
@@ -135,11 +135,7 @@ def _images_wished(facts: RunFacts) -> int:
 def max_pixels(facts: RunFacts) -> int | None:
     """`max_pixels` of the command's --mm-processor-kwargs."""
     given = facts.command.get("--mm-processor-kwargs") if facts.command else None
-    try:
-        value = json.loads(given) if given else None
-    except ValueError:
-        return None
-    found = value.get("max_pixels") if isinstance(value, dict) else None
+    found = (json_object(given or "") or {}).get("max_pixels")
     return found if isinstance(found, int) and found > 0 else None
 
 

@@ -17,8 +17,7 @@ import torch
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.core.config import EngineConfig
-from snugvl.engine.request import CheckedPrompt, EngineRequest, VisionItem
-from snugvl.engine.sampling.likeliest import Sampled
+from snugvl.engine.request import CheckedPrompt, EngineRequest, Sampled, VisionItem
 from snugvl.errors import OutOfMemory, RequestError, RequestTooLarge
 from snugvl.models.rope import mrope_positions
 

@@ -1,4 +1,4 @@
-"""A step's inputs of the network: all numbers in one tensor, and the batch that is made of them.
+"""A step's tensors: the network's inputs, all numbers in one, and the likeliest tokens on their way back.
 
 chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
 ids           [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
@@ -29,11 +29,14 @@ import torch
 from numpy.typing import NDArray
 
 from snugvl.core.config import RECENT
+from snugvl.engine.request import Sampled
+from snugvl.engine.sampling.masks import unpacked
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import slot_of
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.layers.device import to_device, upload
+from snugvl.layers.device import HostCopy, to_device, upload
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.replaced import by_kernels
 from snugvl.models.batch import DraftBatch, ForwardBatch, Scoring
 
 T = TypeVar("T")
@@ -41,6 +44,7 @@ Array = NDArray[Any]
 
 _ALIGNED = 2  # values of 8 bytes
 TABLE = 16  # blocks, of which a table's width is a multiple
+ROWS = 32  # chosen at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
 
 
 class Shape(NamedTuple):
@@ -344,3 +348,51 @@ def packed_batch(
         scoring=scoring,
         drafts=None if hidden is None else DraftBatch(hidden, numbers.hidden_rows, numbers.following),
     )
+
+
+class PendingTokens:
+    """Chosen tokens that may still be under way to the host. `tokens`: `[n]` int64 on the device; below 0
+    where logits or grammar are broken."""
+
+    def __init__(self, tokens: torch.Tensor, packed: torch.Tensor | None = None) -> None:
+        """`packed`: what the host gets in place of the tokens."""
+        self.tokens = tokens
+        self._copy = HostCopy(tokens if packed is None else packed)
+
+    def results(self) -> list[Sampled]:
+        """A token for each row, waiting for them."""
+        return [Sampled(token if token >= 0 else None) for token in self._copy.read().tolist()]
+
+
+def begin_rows(logits: torch.Tensor) -> list[PendingTokens]:
+    """Start choosing the likeliest token of each row of `logits` `[n, vocab]`, `ROWS` at a time."""
+    return [begin_likeliest(logits[at : at + ROWS].float(), None) for at in range(0, len(logits), ROWS)]
+
+
+def begin_likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> PendingTokens:
+    """Start choosing the likeliest token of each row of `logits` `[n, vocab]` float32.
+
+    What a `Sampler` gives where everybody is greedy and moves no score, in two launches.
+
+    Args:
+        bits: `[n, ceil(vocab / 32)]` int32 of the host, the tokens that are allowed; None: all are.
+    """
+    here = None if bits is None else bits.to(logits.device, non_blocking=True)
+    return PendingTokens(likeliest(logits, here))
+
+
+def likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
+    """The likeliest token of each row, `[n]` int64; −1 where there is none, or the logits are not finite.
+
+    Args:
+        logits: `[n, vocab]` float32.
+        bits: `[n, ceil(vocab / 32)]` int32, the tokens that are allowed; None: all are.
+    """
+    if by_kernels(logits, "highest_parts", "take_highest"):
+        from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
+
+        return decode_step.choose_allowed(logits, bits)
+    scores = logits if bits is None else logits.masked_fill(~unpacked(bits, logits.shape[1]), -torch.inf)
+    highest, tokens = scores.max(-1)
+    sound = (logits < torch.inf).all(-1)  # NaN is not lower, either
+    return torch.where(sound & (highest > -torch.inf), tokens, -1)

@@ -1,37 +1,20 @@
-"""How the sequences of a step choose their next tokens, where that isn't just the likeliest ones.
-
-Where a sequence has a grammar the network still starts ahead, and only choosing waits: for the masks, which
-threads make from the tokens of step n while the network of step n + 1 runs:
-
-    GPU      │ network n       │ choose n │ network n + 1         │ choose n + 1 │ network n + 2
-    host     │ … masks n ready ┤ start network n + 1 │ read n │ … masks n + 1 ready ┤ start network n + 2
-    threads                                          └ masks n + 1 ┘
-
-A grammar that forces several tokens makes the row that is in flight void: whatever its logits are, the next
-tokens are known. They are all computed in the step after it, beside the others' single ones
-(`Runner.run_chunks`), so a run of k forced tokens takes one step for k.
-"""
+"""How the sequences of a step choose their next tokens, where that isn't just the likeliest ones."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
-from typing import TYPE_CHECKING
 
 import torch
 
+from snugvl.engine.batch import PendingTokens
 from snugvl.engine.request import CheckedPrompt
-from snugvl.engine.sampling.likeliest import PendingTokens, begin_likeliest
-from snugvl.engine.sampling.masks import Foreseen, Mask, allowed_bits
+from snugvl.engine.sampling.masks import Foreseen, Mask
 from snugvl.engine.sampling.penalties import penalizes
-from snugvl.engine.sampling.sampler import Sampler, SamplerInput, begin, scores_of
+from snugvl.engine.sampling.sampler import SamplerInput, begin, scores_of
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence, State
 from snugvl.layers.device import to_device
 from snugvl.models.batch import Scoring
-
-if TYPE_CHECKING:
-    from snugvl.engine.runner import InFlight, Runner
 
 Heads = list[tuple[Chunk, list[Sequence]]]
 """Chunks whose last logits choose, and which sequences take a token from each."""
@@ -70,61 +53,16 @@ def choice_of(row: int, sequence: Sequence, drafts: tuple[int, ...] = ()) -> Sam
         params,
         vocabulary,
         counts,
-        _uniform(sequence, len(drafts)),
+        uniform(sequence, len(drafts)),
         sequence.grammar,
         said,
         plain=sequence.plain,
     )
 
 
-def _uniform(sequence: Sequence, ahead: int = 0) -> float:
+def uniform(sequence: Sequence, ahead: int = 0) -> float:
+    """The random number of a sequence's next token (see `Sequence.draw`); 0 where it takes the likeliest."""
     return 0.0 if sequence.plain or sequence.request.sampling.greedy else sequence.draw(ahead)
-
-
-def choose(step: "InFlight", runner: "Runner") -> None:
-    """Begin with choosing in a masked step. The host has read all earlier tokens, and waited for masks.
-
-    A sequence whose mask is late is void, and its newest token is computed again once the mask is there.
-    Where that can't be the mask is waited for, seldom long: only sequences with quick masks run ahead.
-    """
-    can_recompute = runner.can_recompute
-    for row, sequence in enumerate(step.sequences):
-        if sequence.state is not State.RUNNING:
-            step.void.add(row)
-        elif can_recompute and not sequence.can_sample and row not in step.void:
-            sequence.computed -= 1
-            step.void.add(row)
-    masks = [None if row in step.void else each.grammar for row, each in enumerate(step.sequences)]
-    if all(each.plain for each in step.sequences):
-        bits = allowed_bits(masks, step.logits.shape[1], pinned=step.logits.is_cuda)
-        replay = runner.graphs.choose(bits) if step.replayed else None
-        if replay is not None:
-            step.sampling = [replay]
-        else:
-            step.sampling = [begin_likeliest(step.logits, bits)]
-            runner.graphs.feed(step.chosen)
-    else:  # what it counts and draws follows from tokens that are read
-        pairs = zip(map(choice_of, count(), step.sequences), masks, strict=True)
-        choices = [replace(choice, grammar=mask) for choice, mask in pairs]
-        known = None if step.void else step.sampler
-        sampler = known or Sampler(choices, step.logits.shape[1], step.logits.device)
-        sample_ahead(step, sampler, runner)
-
-
-def sample_ahead(step: "InFlight", sampler: Sampler, runner: "Runner", *, ahead: int = 0) -> None:
-    """Choose from a step's logits, for the host and for the next step.
-
-    `ahead`: tokens of each sequence that are chosen and not read.
-    """
-    step.sampler = sampler
-    step.sampling = [sampler.begin(step.logits, [_uniform(sequence, ahead) for sequence in step.sequences])]
-    runner.graphs.feed(step.chosen)
-
-
-def sampler_of(step: "InFlight") -> Sampler:
-    """How the sequences of a step choose, a row of logits for each."""
-    choices = [choice_of(row, sequence) for row, sequence in enumerate(step.sequences)]
-    return Sampler(choices, step.logits.shape[1], step.logits.device)
 
 
 def forced_tokens(sequence: Sequence, least: int) -> Iterator[int]:

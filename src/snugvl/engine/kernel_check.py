@@ -30,9 +30,10 @@ from torch import nn
 
 from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.core.kernel_checks import OK, UNCHECKED, KernelVerdict
+from snugvl.engine import batch
 from snugvl.engine.graphs import decode as decode_graphs
 from snugvl.engine.precompile import MOST_BEFORE, CompileJob, fresh, network_from, rehearse
-from snugvl.engine.sampling import filters, likeliest
+from snugvl.engine.sampling import filters
 from snugvl.layers import attention, experts, weights
 from snugvl.layers.device import out_of_memory
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
@@ -55,7 +56,7 @@ DOORS: Final[tuple[Door, ...]] = (
     (decoder.Attention, "_queries"), (linear_attention.GatedDeltaNet, "_attend"), (rope, "rotation_of"),
     (patches.Rotation, "rotate"), (vision_blocks, "_added"), (decode_graphs, "places"),
     (experts, "scored"), (experts, "chosen"), (experts.Experts, "forward"), (experts, "added"),
-    (decode_graphs, "choose"), (likeliest, "likeliest"), (filters, "_kept"),
+    (decode_graphs, "choose"), (batch, "likeliest"), (filters, "_kept"),
 )  # fmt: skip
 Tell = Callable[[str | KernelVerdict], None]
 

@@ -22,7 +22,7 @@ from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.cache import SMALL_BYTES
 from snugvl.engine.pressure import PressureMonitor, sizes
 from snugvl.engine.runner import Runner
-from snugvl.engine.scheduler import Scheduler
+from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Scheduler
 from snugvl.layers.device import pooled_bytes, release
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.models.batch import Network
@@ -44,6 +44,13 @@ def config_for(model: Network, config: EngineConfig) -> EngineConfig:
     snapshots = config.state_snapshots if config.prefix_cache and model.config.text.linear else 0
     cached = config.prefix_cache and (model.config.text.linear is None or snapshots > 0)
     return replace(config, prefix_cache=cached, state_snapshots=snapshots)
+
+
+def prefill_beside_decodes(device: torch.device) -> int:
+    """Tokens that take as long as 512 on a small card: a stream feels the time, not the tokens."""
+    if device.type != "cuda":
+        return PREFILL_BESIDE_DECODES
+    return max(PREFILL_BESIDE_DECODES, 16 * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def allocate(model: Network, config: EngineConfig) -> KVCache:
@@ -127,13 +134,14 @@ class MemoryReclaimer:
             graphs.released = False
             self.claim_workspace()
         self._monitor.given_bytes = graphs.given_bytes
-        new, self._loads = self._runner.loads != self._loads, self._runner.loads
+        loads = self._runner.compilations.loaded + graphs.captures  # the driver takes memory for each
+        new, self._loads = loads != self._loads, loads
         blocks = self._monitor.update(now, self._scheduler.needed_blocks, at_once=at_once or new)
         if blocks is None:
             return None
         if self._monitor.target < now and graphs.on:
             logger.warning("other programs need memory: steps with prompts go without CUDA graphs")
-            self._runner.drop_graphs()
+            graphs.stop()
             self.claim_workspace()
             return None
         whole = blocks == now == self._monitor.most

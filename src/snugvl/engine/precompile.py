@@ -19,12 +19,11 @@ from torch import nn
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.core.config import EngineConfig
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.batch import Numbers, packed_batch
+from snugvl.engine.batch import Numbers, likeliest, packed_batch
 from snugvl.engine.graphs.decode import choose, places
 from snugvl.engine.memory import allocate
 from snugvl.engine.predictor import hidden_states
 from snugvl.engine.sampling.filters import support
-from snugvl.engine.sampling.likeliest import likeliest
 from snugvl.layers.ggml import TypedRows
 from snugvl.layers.kernels.compiler.first_launch import read_triton
 from snugvl.layers.kernels.device import Hardware, hardware_of

@@ -30,13 +30,12 @@ import torch
 
 from snugvl.core.config import RECENT, EngineConfig
 from snugvl.engine.batch import batch_of, table_width
-from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import DeviceDrafts, Drafts, PendingDrafts
 from snugvl.engine.graphs.cache import GraphCache, GraphKey
 from snugvl.engine.graphs.decode import ROW_FIELDS, DecodeRow, pack_rows, single_tokens
 from snugvl.engine.scheduler import Chunk
+from snugvl.engine.sequence import BlockPool, slot_of
 from snugvl.engine.sequence import Sequence as SequenceState
-from snugvl.engine.sequence import slot_of
 from snugvl.layers.device import to_device
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Network, PredictingNetwork

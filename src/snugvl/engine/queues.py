@@ -9,9 +9,17 @@ none is free the youngest running sequence loses all of its blocks and goes back
 computed again later. Each that runs has a slot, a number below `max_num_seqs`: there its recurrent state is,
 if the model has one (`layers/kv_cache.py`).
 
-A sequence is admitted with the blocks of its beginning that the prefix cache has (`blocks.py`), and computes
-the rest. Those that others hold already are nothing that it takes; those that are free it takes like any.
-With recurrent states it starts behind the last of them that has a snapshot (`snapshots.py`).
+A sequence is admitted with the blocks of its beginning that the prefix cache has, and computes the rest.
+Those that others hold already are nothing that it takes; those that are free it takes like any. The last
+known token is never taken from the cache: its logits choose the next one. A hit may end inside a picture;
+the vision tower then runs again for the rest of its rows.
+
+Linear attention keeps no keys and values that a block could hold, only a state that has moved on; a model
+with such layers starts where a copy of it was kept, from the blocks up to there (`snapshots.py`).
+
+The first token comes sooner where an earlier prompt began alike, so response times reveal that. One team
+behind one server can live with that; where users must not learn of each other's prompts, turn it off
+(`snugvl serve --no-prefix-cache`, `load(prefix_cache=False)`).
 
 Nothing starves: the queue is never overtaken, and the oldest running sequence is never preempted (alone,
 it fits: `admission.py` saw to that), so it finishes, and so does everyone after it.
@@ -23,8 +31,7 @@ from bisect import insort
 from operator import attrgetter
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.blocks import BlockPool, check_keys, find_prefix
-from snugvl.engine.sequence import Sequence, State, slot_of
+from snugvl.engine.sequence import ROOT, BlockPool, Sequence, State, block_key, extend_keys, slot_of
 from snugvl.engine.snapshots import Snapshots, StateCopy
 
 _age = attrgetter("order")
@@ -64,7 +71,7 @@ class Queues:
             return self.pool.blocks_for(sequence.length) <= self.pool.num_blocks
         # Room for the others to grow, and for those of its siblings that will run, or it would be preempted
         # right away. One slot will do: were it to wait for all, those behind it would wait as well.
-        taken = sum(other.num_choices for other in self.running)
+        taken = sum(1 + len(other.siblings) for other in self.running)
         spare = len(self.running) + max(min(len(sequence.siblings), self.slots - taken - 1), 0)
         excess = self.pool.blocks_for(sequence.length) + spare - self.pool.num_free
         return excess <= 0 or excess <= sum(self.pool.owners(b) > 0 for b in self._cached(sequence))
@@ -208,3 +215,31 @@ class Queues:
         self.running.remove(sequence)
         self._free_slots.append(slot_of(sequence))
         sequence.slot = None
+
+
+def find_prefix(sequence: Sequence, pool: BlockPool) -> list[int]:
+    """Blocks that hold the longest cached beginning of a sequence, its last token excepted."""
+    extend_keys(sequence, pool.block_size)
+    blocks: list[int] = []
+    for key in sequence.keys[: (sequence.length - 1) // pool.block_size]:
+        block = pool.find(key)
+        if block is None:
+            break
+        blocks.append(block)
+    return blocks
+
+
+def check_keys(sequence: Sequence, pool: BlockPool) -> None:
+    """Assert that a running sequence's blocks are found by what is in them, and only if they are full."""
+    size = pool.block_size
+    full = min(sequence.computed, sequence.length) // size
+    assert sequence.published <= full <= len(sequence.table), "blocks are published that are not full"
+    parent = ROOT
+    for index, block in enumerate(sequence.table):
+        if index >= full:
+            assert pool.key(block) is None, f"block {block} can be found but is not full"
+            continue
+        start, end = index * size, (index + 1) * size
+        parent = block_key(parent, sequence.ids(start, end), sequence.prompt.vision_in(start, end))
+        assert pool.key(block) in (None, parent), f"block {block} is found by what is not in it"
+        assert sequence.keys[index : index + 1] in ([], [parent]), "a key differs from its tokens"

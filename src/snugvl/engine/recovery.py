@@ -17,7 +17,6 @@ from traceback import clear_frames
 import torch
 
 from snugvl.engine import pressure
-from snugvl.engine.blocks import BlockPool
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.memory import MemoryReclaimer
 from snugvl.engine.pressure import POLL_S
@@ -25,7 +24,7 @@ from snugvl.engine.request import TokenOutput
 from snugvl.engine.requests import Requests
 from snugvl.engine.runner import Runner
 from snugvl.engine.scheduler import Chunk, Scheduler
-from snugvl.engine.sequence import State
+from snugvl.engine.sequence import BlockPool, State
 from snugvl.errors import EngineError, OutOfMemory, SnugvlError, engine_failed
 from snugvl.layers.device import out_of_memory, release
 
@@ -77,7 +76,7 @@ class Recovery:
             outputs = self._requests.fail(alone.sequence.request.request_id, failure)
         self._encoder.clear()
         clear_frames(error.__traceback__)  # they hold the step's tensors
-        self._runner.drop_graphs()
+        self._runner.graph_cache.stop()
         release(self._runner.model.device)
         if self._reclaimer is not None:
             self._reclaimer.claim_workspace()
@@ -100,7 +99,7 @@ class Recovery:
             if out_of_memory(error):  # the next step is its own; others keep what they have
                 self.shortages += 1
                 chunk.sequence.alone = True
-                self._runner.drop_graphs()
+                self._runner.graph_cache.stop()
                 if self._reclaimer is not None:
                     self._reclaimer.claim_workspace()
                 return []

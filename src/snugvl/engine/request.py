@@ -8,11 +8,18 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.grammar import TokenGrammar
-from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.errors import SnugvlError
 from snugvl.models.batch import GridTHW, PatchReader, patch_reader
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Sampled(NamedTuple):
+    """A token and, if asked for, log-probabilities. `token_id` None: logits or grammar are broken."""
+
+    token_id: int | None
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

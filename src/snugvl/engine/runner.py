@@ -1,16 +1,7 @@
 """Starts steps of the network: a schedule in, a step in flight out; its tokens are read later.
 
-Decode steps run ahead of the host: the next one starts before the tokens of the last are read.
-
-    GPU    │ step n          │ step n + 1      │ step n + 2
-    host   │ … start n + 1 ──┤ read n, deliver │ start n + 2, read n + 1, deliver
-
-The network of step n + 1 needs only the tokens of step n, which are on the GPU already. Greedy ones are made
-by the graph itself; others by the sampler, from numbers that the host draws beforehand (`Sequence.random`),
-and from counts of tokens that it keeps on the GPU. A sequence that ends with a token of step n has its token
-of step n + 1 thrown away; the keys and values of that token are in blocks that are rewritten, in the order of
-the stream, before any sequence reads them. Where a sequence has a grammar, choosing waits for its mask
-(`choosing.py`).
+On a GPU decode steps run ahead of the host (`graphs/ahead.py`): the next one starts before the tokens of the
+last are read.
 
 A step with drafts (`speculation.py`) doesn't run ahead: how many of its tokens count is known when they are
 read. The host delivers the tokens of the step before it meanwhile:
@@ -29,20 +20,20 @@ from typing import cast
 import torch
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.batch import Unread, batch_of
-from snugvl.engine.choosing import Heads, begin_choosing, sample_ahead, sampler_of, scoring_of
+from snugvl.engine.batch import PendingTokens, Unread, batch_of, begin_rows
+from snugvl.engine.choosing import Heads, begin_choosing, scoring_of
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.cache import CudaCapturer, GraphCache
 from snugvl.engine.graphs.decode import SIZES, DecodeGraphs, Replay, rows_of
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.predictor import Drafter
-from snugvl.engine.sampling.likeliest import PendingTokens, Sampled, begin_rows
+from snugvl.engine.request import Sampled
 from snugvl.engine.sampling.sampler import Sampler
-from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
+from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, State, slot_of
 from snugvl.engine.snapshots import StateCopy
 from snugvl.layers.compilations import compilations
-from snugvl.layers.device import CAPTURES, release, stream_on
+from snugvl.layers.device import CAPTURES, stream_on
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.replaced import recordable
 from snugvl.models.batch import Network, PredictingNetwork, Scoring
@@ -68,7 +59,8 @@ class Runner:
         self.has_graphs = model.device.type == "cuda" and recordable() and most != 0
         capturer = CudaCapturer(model.device, partial(stream_on, model.device, CAPTURES))
         self.graph_cache = GraphCache(capturer, model, config.step_graph_bytes if self.has_graphs else 0)
-        self.graph_cache.on_void("spare", self._forget_drafts)  # they stand in memory that is wanted
+        if self.drafter is not None:  # drafts stand in that memory
+            self.graph_cache.on_void("spare", self.drafter.forget)
         sizes = [size for size in SIZES if most is None or size <= max(most, 1)]
         self.graphs = DecodeGraphs(
             model, cache, config.max_model_len, self.graph_cache, sizes, hidden=self._hidden
@@ -120,18 +112,6 @@ class Runner:
             "recurrent_state": 0 if self.cache.states is None else self.cache.states.nbytes,
             "encoder_outputs": self.encoder.nbytes,
         }
-
-    @property
-    def loads(self) -> int:
-        """Kernels and CUDA graphs that went to the device until now: the driver takes memory for them."""
-        return self.compilations.loaded + self.graph_cache.captures
-
-    def drop_graphs(self) -> None:
-        """Let go of the spare graphs, whose memory is wanted, and make none: it was room to spare."""
-        was_on = self.graph_cache.on
-        self.graph_cache.stop()
-        if was_on:
-            release(self.model.device)
 
     def run(self, step: Schedule) -> tuple[torch.Tensor, Replay | None]:
         """Start a step.
@@ -203,10 +183,6 @@ class Runner:
             assert self.cache.states is not None
             self.cache.states.save(self.cache.states.scratch if slot is None else slot, snapshot)
 
-    def _forget_drafts(self) -> None:
-        if self.drafter is not None:
-            self.drafter.forget()
-
     def _ensure_graph(self, step: Schedule) -> bool:
         """Whether a step is one of a decode graph; captures that if it is missing."""
         return (
@@ -275,15 +251,6 @@ class InFlight:
                 yield sequence, drafts if chunk.unseen is None else chunk.unseen.read(len(drafts)), own
 
 
-def decode_in_flight(sequences: list[Sequence], replay: Replay, runner: Runner) -> InFlight:
-    """A step of one token of each sequence, which a decode graph has started."""
-    masked = any(sequence.grammar is not None for sequence in sequences)
-    step = _single_tokens(sequences, replay, masked)
-    if not masked and not all(each.plain for each in sequences):
-        sample_ahead(step, sampler_of(step), runner)
-    return step
-
-
 def chunks_in_flight(logits: torch.Tensor, heads: Heads, schedule: Schedule) -> InFlight:
     """A step of chunks that has started, from whose logits choosing begins.
 
@@ -302,80 +269,3 @@ def chunks_in_flight(logits: torch.Tensor, heads: Heads, schedule: Schedule) -> 
         plain = plain and len(takers) == 1
     step.sampling += begin_rows(logits) if plain else begin_choosing(logits, heads)
     return step
-
-
-def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFlight | None:
-    """Start the step after `last` before its tokens are known; None where the host must decide first.
-
-    So it is where a waiting sequence could be admitted or go on, one ended or reaches its last token, or
-    there are no blocks for the next tokens.
-    """
-    sequences, running, pool = last.sequences, scheduler.running, scheduler.pool
-    # As many as run, each of which runs (below), are all of them.
-    others = len(running) != len(sequences) and any(s.can_sample and s not in sequences for s in running)
-    if others or (scheduler.waiting and scheduler.could_admit):
-        return None
-    spans, tokens, missing = list[tuple[Sequence, int, int]](), 0, dict[int, int]()
-    for row, sequence in enumerate(sequences):
-        unread = row not in last.void
-        ends = len(sequence.generated) + unread >= sequence.max_tokens
-        if sequence.state is not State.RUNNING or ends or not (unread or sequence.can_sample):
-            return None
-        start = sequence.computed
-        end = start + 1 if unread else sequence.length
-        spans.append((sequence, start, end))
-        tokens += end - start
-        if blocks := pool.missing(sequence.table, start, end):
-            missing[row] = blocks
-    if tokens > scheduler.config.max_batched_tokens or sum(missing.values()) > pool.num_free:
-        return None
-    for row in missing:
-        copies = pool.extend(sequences[row].table, *spans[row][1:])
-        assert not copies, "a decoding sequence shares no block that it writes to"
-    for sequence, _, end in spans:
-        sequence.computed = end
-    grown = {row: _grown(sequences[row].table, count) for row, count in missing.items()}
-    step = _next(last, spans, grown, runner)
-    if last.sampler is None:
-        return step
-    if not last.masked:
-        last.sampler.note(last.chosen)
-        sample_ahead(step, last.sampler, runner, ahead=1)
-    elif not last.void and not any(sequence.penalized for sequence in sequences):
-        step.sampler = last.sampler  # it has nothing to count
-    return step
-
-
-def _grown(table: list[int], count: int) -> tuple[int, list[int]]:
-    """(number of blocks of a table before it grew by `count`, the new blocks)."""
-    before = len(table) - count
-    return before, table[before:]
-
-
-def _next(
-    last: InFlight,
-    spans: list[tuple[Sequence, int, int]],
-    grown: dict[int, tuple[int, list[int]]],
-    runner: Runner,
-) -> InFlight:
-    """The step after `last`.
-
-    `spans`: (sequence, first token, end) of each that it computes; `grown`: see `DecodeGraphs.advance`.
-    """
-    sequences, graphs = last.sequences, runner.graphs
-    if last.replayed and not last.void:
-        return _single_tokens(sequences, graphs.advance(len(sequences), grown), last.masked)
-    if not last.void:
-        return _single_tokens(sequences, graphs.start(rows_of(sequences), last.chosen), last.masked)
-    rows = [row for row in range(len(sequences)) if row not in last.void]
-    logits = runner.run_chunks([Chunk(*span) for span in spans], Unread(rows, last.chosen))
-    tokens = sum(end - start for _, start, end in spans)
-    return InFlight(sequences, logits, tokens, runs_ahead=True, masked=last.masked, streams=len(sequences))
-
-
-def _single_tokens(sequences: list[Sequence], replay: Replay, masked: bool) -> InFlight:
-    """A step of one token of each sequence, as a decode graph runs it."""
-    count = len(sequences)
-    return InFlight(
-        sequences, replay.logits, count, True, True, masked=masked, streams=count, sampling=[replay]
-    )

@@ -22,13 +22,10 @@ Which sequences wait and run, and what they own, is in `queues.py`. Not thread-s
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-
 from snugvl.core.config import EngineConfig
-from snugvl.engine.blocks import BlockCopy, publish_full
 from snugvl.engine.drafts import DeviceDrafts
 from snugvl.engine.queues import Queues
-from snugvl.engine.sequence import Sequence, State
+from snugvl.engine.sequence import BlockCopy, Sequence, State, publish_full
 from snugvl.engine.snapshots import StateCopy
 
 ALONE_PARTS = 4  # a step that must take little memory has a quarter of the tokens
@@ -137,13 +134,6 @@ class Schedule:
 
 
 Ready = Callable[[Chunk], bool]
-
-
-def prefill_beside_decodes(device: torch.device) -> int:
-    """Tokens that take as long as 512 on a small card: a stream feels the time, not the tokens."""
-    if device.type != "cuda":
-        return PREFILL_BESIDE_DECODES
-    return max(PREFILL_BESIDE_DECODES, 16 * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 class Scheduler(Queues):

@@ -3,7 +3,7 @@
 Keys and values of every block are kept anyway, a recurrent state only moves on. So a model with linear
 attention can start from cached blocks only where the state was copied when it stood just behind them:
 
-    blocks       [ 0 | 1 | … | 64 | 65 | … | 80 ][ 81 | …          a block has a key (`blocks.py`)
+    blocks       [ 0 | 1 | … | 64 | 65 | … | 80 ][ 81 | …          a block has a key
     prompt       system │ picture ▒▒▒▒▒│ question │ answer …
     snapshots                      ▲ 65       ▲ 81      ▲ moves along
 
@@ -28,8 +28,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from snugvl.engine.blocks import extend_keys
-from snugvl.engine.sequence import Key, Sequence, State, slot_of
+from snugvl.engine.sequence import Key, Sequence, State, extend_keys, slot_of
 from snugvl.layers.delta_rule import CHUNK
 
 if TYPE_CHECKING:

@@ -53,14 +53,12 @@ from statistics import fmean, median
 from typing import Final
 
 from snugvl.core.config import EngineConfig
-from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer
 from snugvl.engine.predictor import MOST_DRAFTS, Drafter
-from snugvl.engine.request import TokenOutput
-from snugvl.engine.sampling.likeliest import Sampled
+from snugvl.engine.request import Sampled, TokenOutput
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
-from snugvl.engine.sequence import Sequence, State
+from snugvl.engine.sequence import BlockPool, Sequence, State
 from snugvl.layers.delta_rule import CHUNK
 
 MOST: Final = 7  # drafts of a sequence in a step: with its newest token as many rows as products take at once
@@ -173,7 +171,7 @@ class Speculation:
         Args:
             results: one more than drafts; behind a draft that was wrong they count for nothing.
             give: gives a sequence a token.
-            state_follows: whether a recurrent state takes tokens in later (`Sequence.confirm`).
+            state_follows: whether a recurrent state takes a draft that was right in later, if at all.
         """
         outputs = list[TokenOutput]()
         for draft, result in zip_longest(drafts, results):
@@ -188,7 +186,12 @@ class Speculation:
             if draft is None or draft != result.token_id:
                 break
             if sequence.state is State.RUNNING:
-                sequence.confirm(state_follows=state_follows)
+                if sequence.drafts is not None and sequence.drafts.entries == sequence.read - 1:
+                    sequence.drafts.entries += 1  # made on the way
+                if state_follows:
+                    sequence.lag += 1
+                else:
+                    sequence.computed += 1
         self._count(sequence, drafts, outputs)
         return outputs
 

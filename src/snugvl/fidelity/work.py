@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load_file, save_file
 
-from snugvl.core.folders import write_whole
+from snugvl.core.folders import json_object, write_whole
 from snugvl.errors import InputError
 
 FORMAT = 1  # of what is in the folder
@@ -68,7 +68,7 @@ class Work:
         path = self._folder / f"{name}.jsonl"
         if not path.exists():
             return []
-        found = [_decoded(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [json_object(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return [each for each in found if each is not None]
 
     def add(self, name: str, record: dict[str, Any]) -> None:
@@ -114,16 +114,8 @@ def _torn(path: str) -> bool:
         return file.read(1) != b"\n"
 
 
-def _decoded(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _read(path: Path) -> dict[str, Any]:
-    value = _decoded(path.read_text(encoding="utf-8", errors="replace"))
+    value = json_object(path.read_text(encoding="utf-8", errors="replace"))
     if value is None:
         raise InputError(f"{path} is no record of a comparison; remove {path.parent}")
     return value

@@ -169,14 +169,11 @@ def template_texts(extra: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "chat_template_kwargs", json.dumps(dict(extra), ensure_ascii=False)
 
 
-def refuse_answer_marks(text: str, marks: Sequence[str], field: str) -> None:
-    """Raise RequestError if `text` holds what stands around a tool's answer in this model's prompts."""
+def refuse_marks(text: str, marks: Sequence[str], kind: str, field: str) -> None:
+    """Raise RequestError if `text` holds one of `marks`. `kind`: what they are for the model, as a clause."""
     found = next((mark for mark in marks if mark in text), None)
     if found is not None:
-        raise RequestError(
-            f"text contains {found!r}, which marks a tool's answer for this model; remove it or break it up",
-            field=field,
-        )
+        raise RequestError(f"text contains {found!r}, {kind}; remove it or break it up", field=field)
 
 
 def _plain(message: Message, index: int, parts: bool) -> dict[str, Any]:

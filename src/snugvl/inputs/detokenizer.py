@@ -22,30 +22,21 @@ that is complete first ends the text (of several at once, the longest). Time is 
 """
 
 import codecs
-import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import tokenizers
 
 from snugvl.errors import RequestError
 
-_BYTE = re.compile(r"<0x([0-9a-fA-F]{2})>")
 SPELLED = 1 << 14  # tokens whose bytes are kept: those that came lately
 _IDS = 1 << 32  # ids that the Rust side can be asked for
 
 
 class Spelling(Protocol):
-    """From a token's string to its bytes.
-
-    `decoder`: in the form of tokenizer.json, where the file's own isn't known to llguidance; else None.
-    """
-
-    @property
-    def decoder(self) -> dict[str, Any] | None: ...
+    """From a token's string to its bytes."""
 
     def inside(self, token: str) -> bytes:
         """The bytes a token stands for."""
@@ -56,8 +47,6 @@ class Spelling(Protocol):
 
 class ByteLevel:
     """Every byte has a character."""
-
-    decoder = None
 
     def __init__(self) -> None:
         self._alphabet = _byte_alphabet()
@@ -70,50 +59,6 @@ class ByteLevel:
     def opening(self, token: str) -> bytes:
         """Bytes of a token at the beginning of a text: as anywhere, as a space is a character of its own."""
         return self.inside(token)
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Characters, a mark for spaces, tokens of one byte.
-
-    Attributes:
-        marks: what stands for what, in order, such as ("▁", " ").
-        byte_tokens: whether "<0xC3>" is a byte.
-        stripped: spaces that a text loses at its beginning.
-        unmarked: a mark that the first token of a text loses wherever it stands (Metaspace), or None.
-    """
-
-    marks: tuple[tuple[str, str], ...]
-    byte_tokens: bool
-    stripped: int = 0
-    unmarked: str | None = None
-
-    @property
-    def decoder(self) -> dict[str, Any] | None:
-        """A Metaspace spelled out."""
-        if self.unmarked is None:
-            return None
-        steps: list[dict[str, Any]] = [
-            {"type": "Replace", "pattern": {"String": mark}, "content": text} for mark, text in self.marks
-        ]
-        if self.byte_tokens:
-            steps.append({"type": "ByteFallback"})
-        return {"type": "Sequence", "decoders": [*steps, {"type": "Fuse"}]}
-
-    def inside(self, token: str) -> bytes:
-        """The bytes a token stands for."""
-        for mark, text in self.marks:
-            token = token.replace(mark, text)
-        byte = _BYTE.fullmatch(token) if self.byte_tokens else None
-        return token.encode() if byte is None else bytes.fromhex(byte[1])
-
-    def opening(self, token: str) -> bytes:
-        """Bytes of a token at the beginning of a text, where some spaces are dropped."""
-        if self.unmarked is not None:
-            token = token.replace(self.unmarked, "")
-        data = self.inside(token)
-        spaces = len(data) - len(data.lstrip(b" "))
-        return data[min(spaces, self.stripped) :]
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -37,7 +37,7 @@ from snugvl.core.messages import (
 )
 from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
-from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
+from snugvl.inputs.chat import ChatTemplate, refuse_marks, template_texts, texts
 from snugvl.inputs.defusing import defused
 from snugvl.inputs.pixels import ImagePreprocessor, VideoPreprocessor, read_video_preprocessor
 from snugvl.inputs.reasoning import opened
@@ -197,6 +197,32 @@ class PreparedPrompt:
 P = TypeVar("P", bound=PreparedPrompt)
 
 
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """A conversation whose prompt is wanted.
+
+    Attributes:
+        tools: what the prompt tells the model it may call.
+        template: variables of the chat template.
+        most: tokens of a prompt that isn't refused; None: any number.
+        go_on: called between two parts of the work, which it may end by raising.
+        exactly: whether a prompt of more tokens is refused; else only text that is far too long.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    template: Mapping[str, Any]
+    most: int | None
+    go_on: GoOn
+    exactly: bool
+
+    def counted(self, more: int = 0) -> int | None:
+        """Tokens beyond which text is refused before it is tokenised; `more`: of pictures."""
+        if self.exactly or self.most is None:
+            return self.most
+        return COUNTED_CONTEXTS * self.most + more
+
+
 class PromptMaker(ABC, Generic[P]):
     """Makes the prompts of one checkpoint. Safe to use from several threads.
 
@@ -238,7 +264,7 @@ class PromptMaker(ABC, Generic[P]):
             ImageError: a picture that can't be prepared.
             CheckpointError: the chat template fails.
         """
-        return self._made(messages, tools, template, max_tokens, go_on, exactly=True)
+        return self._made(Wording(messages, tools, template or {}, max_tokens, go_on, exactly=True))
 
     def count(
         self,
@@ -259,7 +285,7 @@ class PromptMaker(ABC, Generic[P]):
         Raises:
             RequestError, RequestTooLarge, CheckpointError: as `prepare`.
         """
-        return self._made(messages, tools, template, most, go_on, exactly=False)
+        return self._made(Wording(messages, tools, template or {}, most, go_on, exactly=False))
 
     def count_prompt(self, prompt: str, *, most: int | None = None) -> tuple[int, ...]:
         """Token ids of a bare text; it may be longer than the context. `most`: as in `count`.
@@ -294,17 +320,8 @@ class PromptMaker(ABC, Generic[P]):
         return self._bare(ids)
 
     @abstractmethod
-    def _made(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        template: Mapping[str, Any] | None,
-        most: int | None,
-        go_on: GoOn,
-        *,
-        exactly: bool,
-    ) -> P:
-        """See `prepare` (`exactly`: a prompt of more than `most` tokens is refused) and `count`."""
+    def _made(self, given: Wording) -> P:
+        """See `prepare` and `count`."""
 
     @abstractmethod
     def _framed(self, text: str) -> tuple[int, ...]:
@@ -319,14 +336,7 @@ class PromptMaker(ABC, Generic[P]):
         self.tokenizer.refuse_control_tokens(text, field=field)
 
     def _defused(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        template: Mapping[str, Any] | None,
-        most: int | None,
-        go_on: GoOn,
-        marks: Sequence[str],
-        also: Sequence[str] = (),
+        self, given: Wording, marks: Sequence[str], also: Sequence[str] = ()
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """A conversation whose control tokens, `marks` and `also` are broken up; what is left is refused.
         `marks`: the chat template's marks of an answer, which its variables may not hold either.
@@ -334,12 +344,14 @@ class PromptMaker(ABC, Generic[P]):
         Raises:
             RequestError, RequestTooLarge: text that no user may write, or more than `most` tokens can be.
         """
-        self.tokenizer.refuse_oversized(characters(messages, tools), most, field="messages")
-        broken = defused(messages, tools, lambda text: self.tokenizer.break_up(text, (*marks, *also)))
-        for field, text in (*texts(*broken), *template_texts(template or {})):
+        self.tokenizer.refuse_oversized(characters(given.messages, given.tools), given.most, field="messages")
+        broken = defused(
+            given.messages, given.tools, lambda text: self.tokenizer.break_up(text, (*marks, *also))
+        )
+        for field, text in (*texts(*broken), *template_texts(given.template)):
             self._refuse(text, field)
-            refuse_answer_marks(text, marks, field)
-            go_on()
+            refuse_marks(text, marks, "which marks a tool's answer for this model", field)
+            given.go_on()
         return broken
 
 
@@ -384,39 +396,29 @@ class Processor(PromptMaker[PreparedPrompt]):
     def tool_form(self) -> ToolForm:
         return self.template.tool_form
 
-    def _made(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        template: Mapping[str, Any] | None,
-        most: int | None,
-        go_on: GoOn,
-        *,
-        exactly: bool,
-    ) -> PreparedPrompt:
-        parts, pictures = _pictures(messages), self.pictures
+    def _made(self, given: Wording) -> PreparedPrompt:
+        parts, pictures = _pictures(given.messages), self.pictures
         if pictures is None and parts:
             raise RequestError("this model reads text alone; it takes no pictures", field="messages")
-        messages, tools = self._defused(messages, tools, template, most, go_on, self.template.answer_marks)
+        messages, tools = self._defused(given, self.template.answer_marks)
         runs = [] if pictures is None else [*_runs(pictures, messages)]
         rendered = self.template.render(
-            messages, tools=[tool_json(tool) for tool in tools] or None, extra=template
+            messages, tools=[tool_json(tool) for tool in tools] or None, extra=given.template
         )
-        go_on()
+        given.go_on()
         marked = rendered if pictures is None else pictures.marked(rendered, parts)
         image_tokens = sum(runs)
         more = image_tokens - len(runs)
-        counted = most if exactly or most is None else COUNTED_CONTEXTS * most + more
-        self.tokenizer.refuse_long(marked, counted, more=more, field="messages")
+        self.tokenizer.refuse_long(marked, given.counted(more), more=more, field="messages")
         ids = self.tokenizer.encode(marked)
-        go_on()
-        if exactly:
-            check_length(len(ids) + more, image_tokens, most, "messages")
+        given.go_on()
+        if given.exactly:
+            check_length(len(ids) + more, image_tokens, given.most, "messages")
         vision = []
         if pictures is not None:
             ids = pictures.expanded(ids, runs)
-            for part in parts if exactly else ():
-                go_on()
+            for part in parts if given.exactly else ():
+                given.go_on()
                 vision.append(pictures.item(part))
         reasoning = opened(rendered) if self.template.thinks else None
         return PreparedPrompt(tuple(ids), tuple(vision), image_tokens, reasoning=reasoning)

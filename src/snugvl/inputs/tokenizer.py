@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import numpy.typing as npt
 import tokenizers
 
 from snugvl.checkpoint.section import read_json
+from snugvl.core.messages import Logprob, TokenLogprob
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs.defusing import JOINER, broken_up, joints_of, pattern_of
-from snugvl.inputs.detokenizer import ByteLevel, Pieces, Spelling, Vocabulary
+from snugvl.inputs.detokenizer import ByteLevel, Spelling, Vocabulary
 
+_BYTE = re.compile(r"<0x([0-9a-fA-F]{2})>")
 LONG_TEXT = 1 << 16  # characters; what is shorter is tokenised in no time
 COUNTED_TEXT = 1 << 18  # characters; tokens of what is longer are counted piece by piece before
 SHORT_TEXT = 1 << 11  # characters that are tokenised with Python's lock held: letting go of it takes longer
@@ -25,6 +28,50 @@ _COMPOSED = 4  # characters that Unicode normalisation makes one of, at most
 _UTF8 = frozenset(range(0xF5)) - {0xC0, 0xC1}  # bytes that a text can have
 # Tokenising takes up to 430 bytes a character and a whole core, so it is done for one long text at a time.
 _one_long_text = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Characters, a mark for spaces, tokens of one byte.
+
+    Attributes:
+        marks: what stands for what, in order, such as ("▁", " ").
+        byte_tokens: whether "<0xC3>" is a byte.
+        stripped: spaces that a text loses at its beginning.
+        unmarked: a mark that the first token of a text loses wherever it stands (Metaspace), or None.
+    """
+
+    marks: tuple[tuple[str, str], ...]
+    byte_tokens: bool
+    stripped: int = 0
+    unmarked: str | None = None
+
+    @property
+    def decoder(self) -> dict[str, Any] | None:
+        """A Metaspace spelled out."""
+        if self.unmarked is None:
+            return None
+        steps: list[dict[str, Any]] = [
+            {"type": "Replace", "pattern": {"String": mark}, "content": text} for mark, text in self.marks
+        ]
+        if self.byte_tokens:
+            steps.append({"type": "ByteFallback"})
+        return {"type": "Sequence", "decoders": [*steps, {"type": "Fuse"}]}
+
+    def inside(self, token: str) -> bytes:
+        """The bytes a token stands for."""
+        for mark, text in self.marks:
+            token = token.replace(mark, text)
+        byte = _BYTE.fullmatch(token) if self.byte_tokens else None
+        return token.encode() if byte is None else bytes.fromhex(byte[1])
+
+    def opening(self, token: str) -> bytes:
+        """Bytes of a token at the beginning of a text, where some spaces are dropped."""
+        if self.unmarked is not None:
+            token = token.replace(self.unmarked, "")
+        data = self.inside(token)
+        spaces = len(data) - len(data.lstrip(b" "))
+        return data[min(spaces, self.stripped) :]
 
 
 def spelling_of(backend: tokenizers.Tokenizer, where: str) -> Spelling:
@@ -239,9 +286,18 @@ class Tokenizer(Vocabulary):
 
     def serialized(self) -> str:
         """The whole tokenizer in the form of tokenizer.json, with a decoder that llguidance knows."""
-        decoder = self._spelling.decoder
+        decoder = self._spelling.decoder if isinstance(self._spelling, Pieces) else None
         whole = self._backend.to_str()
         return whole if decoder is None else json.dumps(json.loads(whole) | {"decoder": decoder})
+
+    def logprob(self, token_id: int, logprob: float, top: tuple[tuple[int, float], ...] = ()) -> Logprob:
+        """A token with its log-probability, and those of the most likely ones, by their texts and bytes."""
+        own, *others = (self._scored(*each) for each in ((token_id, logprob), *top))
+        return Logprob(own.token, own.bytes, own.logprob, tuple(others))
+
+    def _scored(self, token_id: int, logprob: float) -> TokenLogprob:
+        raw = self.token_bytes(token_id)
+        return TokenLogprob(raw.decode("utf-8", errors="replace"), raw, logprob)
 
     def break_up(self, text: str, also: tuple[str, ...] = ()) -> str:
         """The text with a joiner within each control token that it spells, and within each of `also`."""

@@ -9,7 +9,6 @@ import os
 import resource
 import select
 import signal
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from threading import BoundedSemaphore, Lock
-from typing import IO, Any, Final
+from typing import Any, Final
 
-from snugvl.core.resources import give_back_heap
+from snugvl.core.resources import Worker, give_back_heap, write_all
 from snugvl.errors import EngineError
 
 CPU_S: Final = 2.0  # of processor time; real schemas take some milliseconds
@@ -33,7 +32,6 @@ OVERRUN: Final = (
 )
 LOOK_S: Final = 0.05  # between two looks whether the answer is still wanted
 GROWN_BYTES: Final = 128 << 20  # a process that has become so much larger is not used again
-_ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,33 +109,17 @@ class Trials:
         process.end()
 
 
-class _Process:
+class _Process(Worker):
     """One process, asked by one thread at a time."""
 
-    def __init__(self, worker: str) -> None:
-        self.grown_bytes = 0
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self._popen = subprocess.Popen(  # noqa: S603 - a module of ours
-            [sys.executable, "-P", "-m", worker],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what Rust says of memory that it doesn't get
-            bufsize=0,
-            env=environment,
-            start_new_session=True,
-        )
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be asked."""
-        return self._popen.poll() is None
+    grown_bytes = 0
 
     def ask(self, question: str, go_on: Callable[[], None]) -> Verdict | None:
         """The process' answer; None where it has ended instead."""
         assert self._popen.stdin is not None
         data = question.encode()
         try:
-            _write(self._popen.stdin, LENGTH.pack(len(data)) + data)
+            write_all(self._popen.stdin, LENGTH.pack(len(data)) + data)
         except OSError:
             return None
         head = self._exactly(LENGTH.size, go_on)
@@ -147,14 +129,6 @@ class _Process:
         answer: dict[str, Any] = json.loads(body)
         self.grown_bytes = answer["grown_bytes"]
         return Verdict(answer["error"], answer["held_bytes"])
-
-    def end(self) -> None:
-        """Kill it."""
-        self._popen.kill()
-        self._popen.wait()
-        for stream in (self._popen.stdin, self._popen.stdout):
-            if stream is not None:
-                stream.close()
 
     def _exactly(self, count: int, go_on: Callable[[], None]) -> bytes | None:
         assert self._popen.stdout is not None
@@ -168,13 +142,6 @@ class _Process:
                 return None
             data += piece
         return data
-
-
-def _write(stream: IO[bytes], data: bytes) -> None:
-    """All of it: an unbuffered pipe may take less than it is given."""
-    view = memoryview(data)
-    while view:
-        view = view[stream.write(view) :]
 
 
 def _end(processes: set[_Process]) -> None:

@@ -8,7 +8,7 @@ Keys and values are one allocation for all layers, addressed by slots:
 
 A sequence owns a list of blocks (its block table); its token `i` lives in
 `table[i // block_size] × block_size + i % block_size`. Who owns which block is the engine's business
-(`engine/blocks.py`); here are only the bytes.
+(`engine/sequence.py`); here are only the bytes.
 
 In FP8 a value is a byte, float8 e4m3: a sign, 4 bits of exponent, 3 of mantissa, and no infinity. There is no
 scale: e4m3 has 18 powers of two, and keys after a norm and values lie well inside of them. What is beyond 448

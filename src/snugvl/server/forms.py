@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Tag
 
+from snugvl.core.folders import json_object
 from snugvl.core.messages import Grammar, Tool, ToolUse
 from snugvl.core.sampling import MAX_STOP, SamplingParams
 from snugvl.errors import RequestError
@@ -170,11 +171,7 @@ def call_arguments(text: str, field: str, notes: RequestNotes) -> str:
     # No text has more values than characters: the short ones of many calls aren't even looked at.
     if len(text) >= MAX_ARGUMENTS and count_values(text.encode("utf-8", "replace")) > MAX_ARGUMENTS:
         raise RequestError(f"{field} holds more than {MAX_ARGUMENTS:,} values", field=field)
-    try:
-        value: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if isinstance(value, dict):
+    if json_object(text) is not None:
         return text
     notes.warn(f"read {field} as an empty object: it is no JSON object")
     return "{}"

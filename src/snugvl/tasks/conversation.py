@@ -13,7 +13,7 @@ from snugvl.core.guesses import arguments_hinted, unknown
 from snugvl.core.messages import Delta, Text
 from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.inputs.talk import Shown, Turn, of_user, system_turn
-from snugvl.tasks.request import collect
+from snugvl.tasks.ask import collect
 from snugvl.tasks.results import Reply
 
 M = TypeVar("M")

@@ -16,9 +16,9 @@ from PIL.Image import Image
 from snugvl.core.messages import Capabilities, Picture, Request
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError, WrongType
+from snugvl.tasks.ask import about
 from snugvl.tasks.boxes import Four
 from snugvl.tasks.conventions import convention_of
-from snugvl.tasks.request import about
 from snugvl.tasks.results import Box, Detection, Detections, Reply
 
 MAX_TOKENS: Final = 2048

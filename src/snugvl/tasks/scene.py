@@ -6,9 +6,9 @@ from snugvl.core.messages import Capabilities, Request, Video
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
 from snugvl.tasks import conventions, prompts
+from snugvl.tasks.ask import Shown, about
 from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.parse import answer_text, find_json
-from snugvl.tasks.request import Shown, about
 from snugvl.tasks.results import Reply, Scene, SceneObject
 
 MAX_TOKENS: Final = 1024

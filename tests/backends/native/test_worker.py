@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import snugvl
+from snugvl.backends.engine_thread import EngineWorker, Receiver
 from snugvl.backends.native.backend import NativeBackend
-from snugvl.backends.native.worker import EngineWorker
-from snugvl.backends.receiver import Receiver
 from snugvl.core.messages import Request, Text, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import TokenOutput

@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import faulty
 
-from snugvl.backends.mailbox import Mailbox
+from snugvl.backends.engine_thread import Mailbox
 from snugvl.backends.process.child import HostedModel, attach, run
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.core.ledger import Ledger

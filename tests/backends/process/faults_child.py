@@ -63,11 +63,10 @@ def listen() -> None:
 def load(choice: wire.EngineChoice, report: Progress) -> HostedModel:
     """The real model; its points fail from now on."""
     model = engine_process.load(choice, report)
-    from snugvl.backends.mailbox import Mailbox
+    from snugvl.backends.engine_thread import Mailbox, Receiver
     from snugvl.backends.measure import Meter
     from snugvl.backends.native.backend import NativeBackend
     from snugvl.backends.preparers import Preparation
-    from snugvl.backends.receiver import Receiver
     from snugvl.engine.encoder import Encoder
     from snugvl.engine.engine import Engine
     from snugvl.engine.runner import Runner

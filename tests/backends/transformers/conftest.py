@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from snugvl.backends.receiver import Receiver
+from snugvl.backends.engine_thread import Receiver
 from snugvl.backends.transformers.backend import TransformersBackend
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.loading import LoadedTransformers

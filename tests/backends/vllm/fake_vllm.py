@@ -55,6 +55,7 @@ vllm:prefix_cache_hits_total{engine="0",model_name="fake"} 16.0
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="876"} 1.0
 """
+GARBAGE = {"garbage": "<html>", "deep": "[" * 100_000}  # chunks that are no JSON objects
 
 
 class Server(ThreadingHTTPServer):
@@ -164,8 +165,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(1000)
         if word == "slow":
             time.sleep(0.2)
-        if word == "garbage":
-            self.event("<html>")
+        if word in GARBAGE:
+            self.event(GARBAGE[word])
 
     def text(self, body: dict[str, Any]) -> str:
         """The last message's text, or the prompt."""

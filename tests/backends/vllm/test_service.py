@@ -90,6 +90,7 @@ async def test_the_command_has_what_we_decide(service: VllmEngine) -> None:
         ("late", RequestError, "Grammar error"),
         ("broken", EngineError, "status 500: it is broken"),
         ("garbage", EngineError, "no JSON object"),
+        ("deep", EngineError, "no JSON object"),
     ],
 )
 async def test_refusals_are_ours(

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from snugvl.checkpoint.architecture import LongRope, Rope, YarnScaling
+from snugvl.engine.batch import likeliest
 from snugvl.engine.graphs import decode as graphs
-from snugvl.engine.sampling.likeliest import likeliest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kernels import decode_step
 from snugvl.layers.kernels.rows import lookup, rotation

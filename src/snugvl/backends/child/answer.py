@@ -1,11 +1,10 @@
 """One request under way: opened, read as it streams, ended by its end, an error, its deadline or its reader.
 
-It is read as fast as the engine sends it; what its reader hasn't taken yet is merged (`mailbox.Inbox`).
+It is read as fast as the engine sends it; what its reader hasn't taken yet is merged (`Inbox`).
 Closing the stream closes the connections, on which the engine aborts the request.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from snugvl.backends.child.http import ChildApi
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.child.watch import Watchdog
 from snugvl.backends.inbox import Inbox, RemoteStream
+from snugvl.core.folders import json_object
 from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError
@@ -255,10 +255,6 @@ class ChildStream:
 
 
 def _chunk(data: str, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
+    if (value := json_object(data)) is None:
         raise EngineError(f"{name} sent a chunk that is no JSON object: {data[:80]!r}")
     return value

@@ -9,7 +9,6 @@ TCP, have no such future.
 """
 
 import asyncio
-import json
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ from typing import Any, ClassVar, Final
 import httpcore
 import httpx
 
+from snugvl.core.folders import json_object
 from snugvl.errors import EngineError, RequestError, RequestTooLarge, SnugvlError
 
 FULL_S = 0.005  # until a queue of connections that is full is asked again
@@ -275,11 +275,11 @@ class ChildApi:
 
     def refusal(self, status: int, content: bytes) -> SnugvlError:
         """An error that was answered in place of an answer, as one of ours."""
-        return self.error_of(_json(content), status, content.decode("utf-8", "replace"))
+        return self.error_of(json_object(content) or {}, status, content.decode("utf-8", "replace"))
 
-    def error_of(self, value: Any, status: int, text: str = "") -> SnugvlError:
+    def error_of(self, value: Mapping[str, Any], status: int, text: str = "") -> SnugvlError:
         """An error object (`{"error": {"message": …, "code": …}}`) as ours."""
-        error = value.get("error") if isinstance(value, dict) else None
+        error = value.get("error")
         error = error if isinstance(error, dict) else {}
         message = error.get("message")
         message = " ".join(message.split()) if isinstance(message, str) else text.strip()[:MAX_QUOTED]
@@ -296,16 +296,8 @@ class ChildApi:
         return EngineError(f"{self.name} failed with status {status}: {message}")
 
 
-def _json(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError:
-        return None
-
-
 def object_of(response: httpx.Response) -> dict[str, Any]:
-    found = _json(response.content) if response.status_code == 200 else None
-    return found if isinstance(found, dict) else {}
+    return (json_object(response.content) or {}) if response.status_code == 200 else {}
 
 
 def list_of(value: Any) -> list[Any]:

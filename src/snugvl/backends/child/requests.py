@@ -25,7 +25,7 @@ from snugvl.core.messages import (
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import check_combination
 from snugvl.errors import RequestError, RequestTooLarge
-from snugvl.inputs.chat import texts
+from snugvl.inputs.chat import refuse_marks, texts
 from snugvl.inputs.constraints import refused
 from snugvl.inputs.defusing import broken_up, defused, pattern_of
 from snugvl.inputs.image import to_rgb
@@ -99,11 +99,7 @@ def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
 
     It is known which those are where the checkpoint is on this machine.
     """
-    found = next((token for token in facts.control_tokens if token in text), None)
-    if found is not None:
-        raise RequestError(
-            f"text contains {found!r}, a control token of this model; remove it or break it up", field=field
-        )
+    refuse_marks(text, facts.control_tokens, "a control token of this model", field)
 
 
 def without_control_tokens(

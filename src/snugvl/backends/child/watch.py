@@ -10,13 +10,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from snugvl.backends.child.http import ChildApi, Foreign, NobodyThere, Served, Unreachable
 from snugvl.backends.supervisor import Supervision
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.memory_kinds import Kind
 from snugvl.errors import EngineError, SnugvlError
 from snugvl.hardware import host, nvml
 from snugvl.inputs.tools.forms import MARKERS
@@ -237,14 +239,49 @@ class Held(NamedTuple):
 
 
 class Gauge:
-    """Measures one server. `gpu_uuids`: NVML's names of its GPUs, where the plan knows them."""
+    """Measures one server, and makes the ledger of it: the plan's rows beside those of its log.
 
-    def __init__(self, gpu_uuids: Sequence[str]) -> None:
-        self._gpu_uuids = gpu_uuids
+    Attributes:
+        kinds: kinds of the rows whose names don't say them.
+    """
+
+    kinds: ClassVar[Mapping[str, Kind]]
+
+    def __init__(self, planned: Sequence[LedgerRow], gpu_uuids: Sequence[str], device: str) -> None:
+        """`gpu_uuids`: NVML's names of its GPUs, where the plan knows them; `device`: the name of the first
+        for people; empty: NVML's."""
+        self._planned: dict[str, int] = {}
+        for row in planned:
+            name = self.row_of(row)
+            self._planned[name] = self._planned.get(name, 0) + (row.planned_bytes or 0)
+        self._gpu_uuids, self._device = gpu_uuids, device
         self._nvml = nvml.started()
 
-    def read(self, family: Sequence[psutil.Process]) -> Held:
-        """The memory that it holds now. Takes milliseconds: call it in a thread."""
+    @staticmethod
+    def row_of(planned: LedgerRow) -> str:
+        """The name of the row with which one of the plan's can be compared."""
+        raise NotImplementedError
+
+    def ledger(
+        self, held: Held, measured: Mapping[str, int | None], used: Mapping[str, int | None] | None = None
+    ) -> Ledger:
+        """The ledger of what it holds: `measured` and `used` bytes of each row, None for unknown ones."""
+        rows = [
+            LedgerRow(
+                str(name),
+                self._planned.get(name),
+                measured.get(name),
+                (used or {}).get(name),
+                self.kinds.get(name) or Kind(name),
+            )
+            for name in dict.fromkeys((*self._planned, *measured))
+            if name in self._planned or measured[name] is not None
+        ]
+        rows.sort(key=lambda row: -(row.planned_bytes or row.measured_bytes or 0))
+        return Ledger(self._device or held.device, tuple(rows), held.total, held.free, held.held)
+
+    def held_by(self, family: Sequence[psutil.Process]) -> Held:
+        """The memory that its processes hold now. Takes milliseconds: call it in a thread."""
         gpu = self._gpu({process.pid for process in family})
         return gpu if gpu is not None else host_memory(family)
 

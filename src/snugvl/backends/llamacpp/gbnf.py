@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from snugvl.core.folders import json_object
+
 # Keywords that no rule comes from.
 IGNORED: Final = frozenset(
     {"multipleOf", "uniqueItems", "contains", "minContains", "maxContains", "patternProperties",
@@ -135,11 +137,7 @@ def _literal(text: str) -> str:
 
 def _leaf(source: str) -> str | None:
     """A scalar's rule, as JSON is written."""
-    try:
-        schema = json.loads(source)
-    except ValueError:
-        return None
-    if not isinstance(schema, dict):
+    if (schema := json_object(source)) is None:
         return None
     said = schema.keys() - NOTES
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)

@@ -111,7 +111,6 @@ def read_buffers(lines: Iterable[str]) -> dict[tuple[str, str], int]:
 
 REST: Final = "libraries and the rest"
 TOWER: Final = "vision tower"
-KINDS: Final = {TOWER: Kind.VISION, REST: Kind.CONTEXT}  # of rows that are called otherwise
 # The counter → the field of `Load`.
 _FIELDS: Final = {
     "llamacpp:requests_processing": "running",
@@ -138,8 +137,10 @@ def read_load(text: str, slots: int, context_tokens: int) -> Load:
     )
 
 
-class LlamacppGauge:
+class LlamacppGauge(Gauge):
     """The ledger of one llama.cpp server, of the GPU where buffers are on one, else of host memory."""
+
+    kinds: ClassVar = {TOWER: Kind.VISION, REST: Kind.CONTEXT}
 
     def __init__(
         self,
@@ -149,40 +150,25 @@ class LlamacppGauge:
         device: str,
     ) -> None:
         """`buffers`: see `read_buffers`."""
-        self._planned = _joined(planned)
-        self._gauge = Gauge(gpu_uuids)
-        self._device = device
+        super().__init__(planned, gpu_uuids, device)
         on_gpu = any(where != "CPU" for _, where in buffers)
         self._buffers: dict[str, int] = {}
         for (name, where), nbytes in buffers.items():
             if (where != "CPU") == on_gpu:
                 self._buffers[name] = self._buffers.get(name, 0) + nbytes
 
+    @staticmethod
+    def row_of(planned: LedgerRow) -> str:
+        if planned.kind.group is Kind.WEIGHTS:
+            return TOWER if planned.kind is Kind.VISION else Kind.WEIGHTS
+        return planned.name if planned.name in BUFFERS else REST
+
     def read(self, family: Sequence[psutil.Process]) -> Ledger:
         """The ledger now. Takes milliseconds: call it in a thread."""
-        held = self._gauge.read(family)
+        held = self.held_by(family)
         # Weights that are mapped from the file are there once they were read.
         rest = max(held.held - sum(self._buffers.values()), 0)
-        measured = {**self._buffers, REST: rest} if self._buffers else {}
-        rows = [
-            LedgerRow(name, self._planned.get(name), measured.get(name), kind=KINDS.get(name) or Kind(name))
-            for name in dict.fromkeys((*self._planned, *measured))
-        ]
-        rows.sort(key=lambda row: -(row.planned_bytes or row.measured_bytes or 0))
-        return Ledger(self._device or held.device, tuple(rows), held.total, held.free, held.held)
-
-
-def _joined(planned: Sequence[LedgerRow]) -> dict[str, int]:
-    """The plan's rows under the names of the log's buffers."""
-    found: dict[str, int] = {}
-    for row in planned:
-        name = row.name
-        if row.kind.group is Kind.WEIGHTS:
-            name = TOWER if row.kind is Kind.VISION else Kind.WEIGHTS
-        elif name not in BUFFERS:
-            name = REST
-        found[name] = found.get(name, 0) + (row.planned_bytes or 0)
-    return found
+        return self.ledger(held, {**self._buffers, REST: rest} if self._buffers else {})
 
 
 @dataclass(slots=True)

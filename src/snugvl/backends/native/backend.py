@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 
+from snugvl.backends.engine_thread import EngineWorker, Receiver, deliver, fail_all
 from snugvl.backends.hosted import Hosted, PreparedRequest
 from snugvl.backends.native.ahead import KernelsAhead
 from snugvl.backends.native.kernel_processes import Ahead
-from snugvl.backends.native.worker import EngineWorker
-from snugvl.backends.receiver import Receiver, deliver, fail_all
 from snugvl.core.messages import Capabilities
 from snugvl.core.service import Load
 from snugvl.engine.engine import Engine

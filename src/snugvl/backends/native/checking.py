@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -33,6 +33,7 @@ from snugvl.backends.native.kernel_processes import leave_with, room
 from snugvl.backends.place import TargetDevice
 from snugvl.core import kernel_checks
 from snugvl.core.config import EngineConfig
+from snugvl.core.folders import json_object
 from snugvl.core.kernel_checks import CheckedOn, KernelCheck, KernelVerdict
 from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.service import mark
@@ -270,7 +271,7 @@ class _CheckProcess:
                     else:
                         self.culprit = _blamed(at, "ends its process")
                     return
-                said = _said(line)
+                said = json_object(line) or {}
                 if "begins" in said:
                     at = said["begins"]
                 elif "kernel" in said:
@@ -306,14 +307,6 @@ class _CheckProcess:
 
 def _blamed(kernel: str | None, verdict: str) -> KernelVerdict | None:
     return None if kernel is None else KernelVerdict(kernel, "", -1.0, 0.0, verdict)
-
-
-def _said(line: str) -> dict[str, Any]:
-    try:
-        said = json.loads(line)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
 
 
 def main() -> None:

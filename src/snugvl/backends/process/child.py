@@ -3,7 +3,7 @@
     main thread     reads messages; answers pings; leaves when the server is gone, however it went
     loader          loads, warms up, then becomes the one that takes snapshots
     preparers       turn messages into prompts (`preparers.py`), so that one large picture holds up no other
-    engine          steps (`worker.py`); its deltas go into the outbox
+    engine          steps (`engine_thread.py`); its deltas go into the outbox
     writer          empties the outbox: all that a step made goes out as one message
 
 The process ends by `os._exit`: it holds nothing that the system doesn't take back, and a hung CUDA call

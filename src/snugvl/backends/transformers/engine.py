@@ -31,7 +31,7 @@ from snugvl.backends.transformers.sampling import GenerationRequest, SamplingPro
 from snugvl.core.service import Load
 from snugvl.core.sizes import format_size
 from snugvl.engine.claims import DeviceClaim
-from snugvl.engine.sampling.likeliest import Sampled
+from snugvl.engine.request import Sampled
 from snugvl.engine.sampling.masks import MaskPace, MaskThreads, mask_threads
 from snugvl.engine.sampling.sampler import scores_of
 from snugvl.errors import (

@@ -16,10 +16,10 @@ from PIL import Image
 from snugvl.backends.transformers.opening import Checkpoint, Inputs, variables_of
 from snugvl.backends.transformers.resolution import Resolution
 from snugvl.backends.transformers.sampling import ModelPrompt
-from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, ToolForm, Video, user
+from snugvl.core.messages import Message, Picture, Text, ToolForm, Video, user
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
-from snugvl.inputs.chat import ChatTemplate
-from snugvl.inputs.prompt import COUNTED_CONTEXTS, PromptMaker, check_length
+from snugvl.inputs.chat import ChatTemplate, refuse_marks
+from snugvl.inputs.prompt import PromptMaker, Wording, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.in_text import tool_json
@@ -84,28 +84,18 @@ class Preparer(PromptMaker[ModelPrompt]):
             and getattr(self._inputs.processor, "video_processor", None) is not None
         )
 
-    def _made(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        template: Mapping[str, Any] | None,
-        most: int | None,
-        go_on: GoOn,
-        *,
-        exactly: bool,
-    ) -> ModelPrompt:
+    def _made(self, given: Wording) -> ModelPrompt:
         marks = self._style.template.answer_marks
-        messages, tools = self._defused(messages, tools, template, most, go_on, marks, self._texts)
+        messages, tools = self._defused(given, marks, self._texts)
         parts = [part for message in messages for part in message.content if not isinstance(part, Text)]
         self._check_parts(parts)
         shown = [tool_json(tool) for tool in tools] or None
-        text = self._style.template.render(self._written(messages), tools=shown, extra=template)
-        counted = most if exactly or most is None else COUNTED_CONTEXTS * most
-        self.tokenizer.refuse_long(text, counted, field="messages")
-        go_on()
+        text = self._style.template.render(self._written(messages), tools=shown, extra=given.template)
+        self.tokenizer.refuse_long(text, given.counted(), field="messages")
+        given.go_on()
         prompt = self._processed(text, parts)
-        if exactly:
-            check_length(prompt.tokens, prompt.image_tokens, most, "messages")
+        if given.exactly:
+            check_length(prompt.tokens, prompt.image_tokens, given.most, "messages")
         return prompt
 
     def _framed(self, text: str) -> tuple[int, ...]:
@@ -246,13 +236,7 @@ class Preparer(PromptMaker[ModelPrompt]):
 
     def _refuse(self, text: str, field: str) -> None:
         super()._refuse(text, field)
-        found = next((each for each in self._texts if each in text), None)
-        if found is not None:
-            raise RequestError(
-                f"text contains {found!r}, which stands for a picture in this model's prompts; remove it or "
-                "break it up",
-                field=field,
-            )
+        refuse_marks(text, self._texts, "which stands for a picture in this model's prompts", field)
 
 
 def _style_of(inputs: Inputs, image_text: str) -> _Style:

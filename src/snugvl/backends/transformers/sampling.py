@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
-from snugvl.backends.receiver import Receiver
+from snugvl.backends.engine_thread import Receiver
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine.request import FinishReason, TokenOutput
+from snugvl.engine.request import FinishReason, Sampled, TokenOutput
 from snugvl.engine.sampling.grammar import TokenGrammar, gave_up
-from snugvl.engine.sampling.likeliest import Sampled
 from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads
 from snugvl.engine.sampling.sampler import SamplerInput, plain, random_stream, sample
 from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError

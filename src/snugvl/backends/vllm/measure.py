@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from textwrap import shorten
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import psutil
 
@@ -180,47 +180,23 @@ _JOINED: Final = {
     Kind.ROUNDING: LOADED, Kind.BUFFERS: LOADED, Kind.CACHE: Kind.CACHE,
     Kind.GRAPHS: Kind.GRAPHS,
 }  # fmt: skip
-_KINDS: Final = {LOADED: Kind.WEIGHTS, REST: Kind.CONTEXT}
 
 
-class VllmGauge:
-    """The ledger of one vLLM server. `gpu_uuids`: see `Gauge`."""
+class VllmGauge(Gauge):
+    """The ledger of one vLLM server."""
 
-    def __init__(self, planned: Sequence[LedgerRow], gpu_uuids: Sequence[str], device: str) -> None:
-        self._planned = _join_rows(planned)
-        self._gauge = Gauge(gpu_uuids)
-        self._device = device
+    kinds: ClassVar = {LOADED: Kind.WEIGHTS, REST: Kind.CONTEXT}
+
+    @staticmethod
+    def row_of(planned: LedgerRow) -> str:
+        return LOADED if planned.kind.group is Kind.WEIGHTS else _JOINED.get(planned.kind, REST)
 
     def read(self, log: Measured, counters: Counters, family: Sequence[psutil.Process]) -> Ledger:
         """The ledger now. Takes milliseconds: call it in a thread."""
-        name, total, free, held_bytes = self._gauge.read(family)
+        held = self.held_by(family)
         kv = log.kv if log.kv is not None else counters.kv_bytes
         known: dict[str, int | None] = {LOADED: log.loaded, Kind.CACHE: kv, Kind.GRAPHS: log.graphs}
-        rest = held_bytes - sum(nbytes or 0 for nbytes in known.values())
         # While it sleeps it holds less than it loaded.
-        sizes: dict[str, int | None] = known | {
-            REST: rest if held_bytes and log.loaded is not None and rest > 0 else None
-        }
-        used: dict[str, int | None] = {Kind.CACHE: None if kv is None else round(kv * counters.kv_usage)}
-        rows = [
-            LedgerRow(
-                str(part),
-                self._planned.get(part),
-                sizes.get(part),
-                used.get(part),
-                _KINDS.get(part) or Kind(part),
-            )
-            for part in sizes
-            if sizes.get(part) is not None or part in self._planned
-        ]
-        rows.sort(key=lambda row: -(row.planned_bytes or row.measured_bytes or 0))
-        return Ledger(self._device or name, tuple(rows), total, free, held_bytes)
-
-
-def _join_rows(planned: Sequence[LedgerRow]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in planned:
-        weights = row.kind.group is Kind.WEIGHTS
-        name = LOADED if weights else _JOINED.get(row.kind, REST)
-        found[name] = found.get(name, 0) + (row.planned_bytes or 0)
-    return found
+        rest = held.held - sum(nbytes or 0 for nbytes in known.values())
+        known[REST] = rest if held.held and log.loaded is not None and rest > 0 else None
+        return self.ledger(held, known, {Kind.CACHE: None if kv is None else round(kv * counters.kv_usage)})

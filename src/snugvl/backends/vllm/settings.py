@@ -10,7 +10,6 @@ A model that is not here (vLLM may download it itself, or have it on another mac
 """
 
 import importlib.metadata
-import json
 import re
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from snugvl.backends.child.settings import ChildChoice, Facts, Words, flag_value
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.locate import near
 from snugvl.checkpoint.section import read_json
+from snugvl.core.folders import json_object
 from snugvl.errors import EngineError, RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate
 from snugvl.inputs.reasoning import ThinkingDefault
@@ -101,12 +101,7 @@ def most_images(arguments: Words) -> int | None:
 
 
 def _object(arguments: Words, flag: str) -> Mapping[str, object]:
-    text = flag_value(arguments, flag)
-    try:
-        found = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    return json_object(flag_value(arguments, flag) or "") or {}
 
 
 def read_facts(model: str) -> Facts:

@@ -285,10 +285,12 @@ class GraphCache:
     # How graphs end
 
     def stop(self) -> None:
-        """Let go of all spare graphs and their memory, and capture no more."""
-        self.on = False
+        """Give back all spare graphs and their memory, which is wanted elsewhere, and capture no more."""
+        was_on, self.on = self.on, False
         self._drop("spare")
         self._void("spare")
+        if was_on:
+            release(self._device)
 
     def start(self) -> None:
         """Capture spare graphs again, as they are needed."""

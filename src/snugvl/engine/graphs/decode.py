@@ -23,10 +23,10 @@ from functools import cache, partial
 import torch
 
 from snugvl.core.config import RECENT
-from snugvl.engine.batch import Array
+from snugvl.engine.batch import Array, PendingTokens
+from snugvl.engine.batch import likeliest as likeliest_of
 from snugvl.engine.graphs.cache import GraphCache, GraphKey
-from snugvl.engine.sampling.likeliest import PendingTokens, Sampled
-from snugvl.engine.sampling.likeliest import likeliest as likeliest_of
+from snugvl.engine.request import Sampled
 from snugvl.engine.sequence import Sequence, slot_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.device import HostCopy, upload

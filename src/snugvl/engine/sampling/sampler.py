@@ -11,7 +11,7 @@ the batch nor on which filters they use. Log-probabilities are those of the netw
 penalties, grammar and temperature.
 
 On a GPU nothing here waits for it: tokens stay there for the next step, and a copy of all results is on its
-way to the host (`likeliest.py`). Only masks are waited for, which are made on the host.
+way to the host (`PendingTokens`). Only masks are waited for, which are made on the host.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,8 +21,9 @@ from random import Random
 import torch
 
 from snugvl.core.sampling import SamplingParams
+from snugvl.engine.batch import ROWS, PendingTokens, begin_likeliest
+from snugvl.engine.request import Sampled
 from snugvl.engine.sampling.filters import Filters
-from snugvl.engine.sampling.likeliest import ROWS, PendingTokens, Sampled, begin_likeliest
 from snugvl.engine.sampling.masks import Foreseen, Mask, allowed_bits, fill_allowed
 from snugvl.engine.sampling.penalties import Penalties, penalizes
 from snugvl.layers.device import upload

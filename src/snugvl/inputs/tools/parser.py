@@ -13,8 +13,9 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
+from snugvl.core.folders import json_object
 from snugvl.core.messages import ToolUse
 
 NAME: Final = "[A-Za-z0-9_-]{1,128}"
@@ -274,18 +275,12 @@ class ObjectParser(CallParser):
 
 def call_of(body: str) -> tuple[str, str] | None:
     """Name and arguments of a call in any order of keys, or None if it isn't one."""
-    try:
-        value: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    value = json_object(body) or {}
+    if not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # some models write the object as a string
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
+        arguments = json_object(arguments)
     if not isinstance(arguments, dict):
         return None
     return value["name"], json.dumps(arguments, ensure_ascii=False)

@@ -11,7 +11,6 @@ process. So every picture takes this way, however small.
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ from PIL import Image
 
 from snugvl.core import resources
 from snugvl.core.messages import Picture
-from snugvl.core.resources import Region
+from snugvl.core.resources import Region, Worker
 from snugvl.core.sizes import MIB
 from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, SnugvlError
 from snugvl.inputs.frames import VideoLimits
@@ -40,11 +39,10 @@ Kind = Literal["pictures", "videos"]
 _PIPE_BYTES = MIB  # what Linux lets any user have
 _REGION_BYTES = 48 * MIB  # 16 megapixels, the most that Qwen3-VL reads of a picture
 _START_S = 60.0
+WORKER = "snugvl.server.media.worker"
 _SIZE_S = 15.0
 _HEAD_BYTES = 1 << 18  # of a file, with which its size is looked for; all of it where that isn't enough
 _LEFT_S = 1.0  # that a job still gets whose client has left: cheaper than a new process
-# No secrets in there: what Python needs to find itself and its packages, and nothing else.
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")
 _THRIFT = {**resources.ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -217,22 +215,23 @@ class Decoders:
     def _drop(self, process: "_DecoderProcess") -> None:
         self._mine.process = None
         self._processes.discard(process)
-        process.kill()
+        process.end()
 
 
-class _DecoderProcess:
+class _DecoderProcess(Worker):
     """One decoder process, used by one thread. Calls block."""
 
     def __init__(self, kind: Kind, memory_bytes: int) -> None:
-        self._region = Region.made(_REGION_BYTES)
-        self._popen = _spawn(kind, memory_bytes, self._region)
+        self._region = region = Region.made(_REGION_BYTES)
+        shared, inherited = ((), ()) if region is None else (region.arguments, (region.descriptor,))
+        try:
+            super().__init__(WORKER, (kind, str(memory_bytes), *shared), _THRIFT, inherited)
+        finally:
+            if region is not None:
+                region.keep_to_ourselves()
         self.left: tuple[str, ...] = ()
         for stream in (self._popen.stdin, self._popen.stdout):
             _widen(stream)
-
-    @property
-    def alive(self) -> bool:
-        return self._popen.poll() is None
 
     def wait_ready(self) -> None:
         """Wait until it takes jobs.
@@ -244,7 +243,7 @@ class _DecoderProcess:
             header, _ = self._exchange(None, b"", 0, _START_S)
             self.left = tuple(map(str, header["left"]))
         except _Gone:
-            self.kill()
+            self.end()
             raise _start_error() from None
 
     def call(
@@ -261,14 +260,9 @@ class _DecoderProcess:
         """End it under the thread that waits for its answer, which clears it away."""
         self._popen.kill()
 
-    def kill(self) -> None:
-        """End it now. Safe to call twice."""
-        self._popen.kill()
-        self._popen.wait()
-        for stream in (self._popen.stdin, self._popen.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+    def end(self) -> None:
+        """End it now, and give back the memory that it shares. Safe to call twice."""
+        super().end()
         if self._region is not None:
             self._region.close()
 
@@ -284,7 +278,7 @@ class _DecoderProcess:
                     pipe.send(cast(Any, stdin), job, data)
                 header, pixels = pipe.receive(cast(Any, stdout), max_payload)
                 found = self._shared(header["shared"], max_payload) if "shared" in header else pixels
-            except (OSError, ValueError, pipe.BrokenMessage):  # ValueError: closed by `kill`
+            except (OSError, ValueError, pipe.BrokenMessage):  # ValueError: closed by `end`
                 raise (_TooSlow if watchdog.fired else _Gone) from None
         if watchdog.fired:  # in the moment after it answered: the process is dead all the same
             raise _TooSlow
@@ -295,25 +289,6 @@ class _DecoderProcess:
         if self._region is None or not isinstance(count, int) or not 0 <= count <= max_payload:
             raise pipe.BrokenMessage("no such pixels")
         return self._region.view[:count]  # shorter, where the region is
-
-
-def _spawn(kind: Kind, memory_bytes: int, region: Region | None) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-P", "-m", "snugvl.server.media.worker", kind, str(memory_bytes)]
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    try:
-        return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-            command if region is None else [*command, *region.arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env=environment | _THRIFT,
-            start_new_session=True,  # Ctrl+C is for the server, which finishes what runs
-            pass_fds=() if region is None else (region.descriptor,),
-        )
-    finally:
-        if region is not None:
-            region.keep_to_ourselves()
 
 
 class _Watchdog:
@@ -374,5 +349,5 @@ def _decode_error(name: str) -> ImageError:
 
 def _end(processes: "set[_DecoderProcess]") -> None:
     for process in list(processes):
-        process.kill()
+        process.end()
     processes.clear()

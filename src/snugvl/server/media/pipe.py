@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from PIL.PpmImagePlugin import PpmImageFile
 
 from snugvl.core.messages import Picture
+from snugvl.core.resources import write_all
 
 _NOTE = 400  # characters of what is said of a file
 _LENGTHS = struct.Struct(">IQ")
@@ -26,9 +27,7 @@ def send(stream: BinaryIO, header: dict[str, Any], *payload: bytes | bytearray |
     encoded = json.dumps(header).encode()
     size = sum(map(len, payload))
     for piece in (_LENGTHS.pack(len(encoded), size) + encoded, *payload):
-        view = memoryview(piece)
-        while view:  # an unbuffered pipe may take only a part
-            view = view[stream.write(view) :]
+        write_all(stream, piece)
 
 
 def receive(stream: BinaryIO, max_payload: int) -> tuple[dict[str, Any], bytearray]:

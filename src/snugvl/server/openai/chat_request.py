@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
+from snugvl.core.folders import json_object
 from snugvl.core.messages import Grammar, Message, Part, Picture, Text, ToolCall, ToolUse, Video
 from snugvl.errors import RequestError
 from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, StringOrArray, StringOrObject, in_turns
@@ -181,16 +182,12 @@ class StructuredOutputs(RequestPart):
 
 
 def _schema_of(value: dict[str, Any] | str) -> dict[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            value = ""
-    if not isinstance(value, dict):
+    found = json_object(value) if isinstance(value, str) else value
+    if found is None:
         raise RequestError(
             "structured_outputs.json is a JSON schema, an object, also as text", field="structured_outputs"
         )
-    return value
+    return found
 
 
 def form_of(
