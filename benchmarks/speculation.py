@@ -169,15 +169,16 @@ def decided(take: Callable[..., Any]) -> Callable[..., Any]:
 def forced(
     model: Any, kind: str, method: Any, clients: int, count: int, tokens: int, rounds: int
 ) -> dict[str, Any]:
-    """What two and a half tokens a step bring, whoever guessed them: off and forced in turn."""
+    """What two and a half tokens a step bring, whoever guessed them: off, forced and by auto in turn."""
     engine, asked = model.backend._engine, questions("free", count, tokens)
     asked = [replace(each, sampling=replace(each.sampling, ignore_eos=True)) for each in asked]
-    guesser = guesser_of(engine, method)
-    speeds: dict[str, list[float]] = {"off": [], "forced": []}
+    guessers = {"off": guesser_of(engine, "off"), "forced": guesser_of(engine, method)}
+    guessers["auto"] = guesser_of(engine, "auto")
+    speeds: dict[str, list[float]] = {name: [] for name in guessers}
     steps = dict.fromkeys(speeds, 0)
     for round_ in range(1 + rounds):
         for name in speeds:
-            engine._speculation = guesser if name == "forced" else guesser_of(engine, "off")
+            engine._speculation = guessers[name]
             before = engine.steps
             with (
                 patch.object(speculation, "NgramProposer", Blind),
@@ -189,9 +190,12 @@ def forced(
                 steps[name] += engine.steps - before
     row: dict[str, Any] = {"kind": kind, "method": method, "clients": clients, "requests": count}
     row |= {f"{name}, tokens/s": median(values) for name, values in speeds.items()}
-    row |= {"forced / off": ratio(speeds["forced"], speeds["off"])}
-    row |= {"forced: steps / steps off": steps["forced"] / steps["off"]}
-    return row | {"forced: right of the guessed": guesser.accepted / max(guesser.drafted, 1)}
+    for name in ("forced", "auto"):
+        row |= {f"{name} / off": ratio(speeds[name], speeds["off"])}
+        row |= {f"{name}: steps / steps off": steps[name] / steps["off"]}
+    return row | {
+        "forced: right of the guessed": guessers["forced"].accepted / max(guessers["forced"].drafted, 1)
+    }
 
 
 def main() -> None:
@@ -200,9 +204,12 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="pocket")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    for name, usual in (("--weights", "auto"), ("--memory", None), ("--experts", "auto")):
+        parser.add_argument(name, default=usual, help="as `snugvl serve` takes it")
     parser.add_argument("--levels", default="1:6,8:16,32:32", help="clients and their requests")
     parser.add_argument("--method", choices=("ngram", "mtp"), default="ngram")
     parser.add_argument("--forced", action="store_true", help="2.5 tokens a step, whoever guessed them")
+    parser.add_argument("--kinds", nargs="+", help="of answers: quoting typed free")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=32, help="sequences to plan for")
@@ -210,7 +217,7 @@ def main() -> None:
     parser.add_argument("--step-graphs", action="store_true", default=None)
     options = parser.parse_args()
     folder = SMOLLM2.folder() if options.model == "smollm2" else options.model
-    names = ("device", "dtype", "concurrency", "context", "step_graphs")
+    names = ("device", "dtype", "weights", "memory", "experts", "concurrency", "context", "step_graphs")
     loading: dict[str, Any] = {name: getattr(options, name) for name in names}
     model: Any = snugvl.load(folder, speculation=options.method, **loading)
     figures: dict[str, Any] = {"model": options.model, "dtype": model.backend.capabilities.dtype}
@@ -218,7 +225,7 @@ def main() -> None:
     kinds = ["JSON of pictures", "typed, of pictures"]
     if options.model != "pocket":
         kinds = ["quoting", "typed", "free"]
-    for kind in ["forced"] if options.forced else kinds:
+    for kind in ["forced"] if options.forced else options.kinds or kinds:
         for pair in options.levels.split(","):
             clients, count = map(int, pair.split(":"))
             measure = forced if options.forced else level

@@ -48,7 +48,7 @@ def load(
     experts: ExpertsName = "auto",
     thinking: ThinkingName = "auto",
     step_graphs: bool | None = None,
-    speculation: SpeculationName = "off",
+    speculation: SpeculationName = "auto",
     trust_remote_code: bool = False,
     purpose: PurposeName = "chat",
     images: int | None = None,
@@ -95,8 +95,8 @@ def load(
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
         speculation: draft tokens from prompt and answer ("ngram"), or by the multi-token predictor that the
             checkpoint carries ("mtp": Qwen3.5), and compute several in a step (our own engine alone). The
-            answers are the same. Auto does where it is seen to pay, by the predictor where there is one and
-            a GPU has plenty of free memory for it.
+            answers are the same. Auto has the predictor draft where there is one, a GPU has room for it, and
+            it is seen to pay.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         purpose: what the memory is planned for: chat, documents, detect or batch (`snugvl plan --for`).
         images: images of one request that are planned for, and that it may have at most; by default one is

@@ -12,13 +12,14 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.engine import snapshots, speculation
 from snugvl.engine.drafts import Drafts, NgramIndex
+from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import Replay
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.speculation import AGAIN, FEW, FIRST, LOOK, MOST, Payoff, Speculation
 from snugvl.errors import RequestError
 from tests.engine import test_interleaving
-from tests.engine.eager import engine_with, finish, request
+from tests.engine.eager import EagerGraphs, engine_with, finish, request
 from tests.engine.test_grammar import END, Rule, phrases
 from tests.engine.test_prefill_graphs import recorded
 from tests.engine.toy import POISON, HybridToy, Toy, picture, prompt_of
@@ -575,6 +576,13 @@ def test_auto_loses_little_whatever_drafts_cost_and_how_often_they_are_right(
         assert chance != 0.9 or best < 2 or off / auto > 0.85 * best
 
 
+def measuring(graphs: bool, model: Toy) -> tuple[Engine, EagerGraphs | None]:
+    """An engine that measures, as with a predictor, whether drafts pay, which n-grams make here."""
+    engine, eager = engine_with(graphs, model, speculation="ngram", **SIZES)
+    engine._speculation._config = replace(engine.config, speculation="auto")
+    return engine, eager
+
+
 def test_where_guesses_lose_nobody_looks_for_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs the host time, of which a step that runs ahead has little."""
     known()
@@ -585,7 +593,7 @@ def test_where_guesses_lose_nobody_looks_for_any(monkeypatch: pytest.MonkeyPatch
         Prophet, "propose", lambda self, most: (asked.append(len(self.generated)), ask(self, most))[1]
     )
     for graphs in (False, True):
-        engine, _ = engine_with(graphs, Toy(), speculation="auto", **SIZES)
+        engine, _ = measuring(graphs, Toy())
         monkeypatch.setattr(Speculation, "_pays", lambda self, streams: False)
         engine.add(REQUESTS[0]())
         finish(engine)
@@ -621,7 +629,7 @@ def test_auto_measures_steps_that_run_ahead_too(
     known(kind)
     monkeypatch.setattr(Prophet, "kind", kind)
     monkeypatch.setattr(speculation, "NgramProposer", Prophet)
-    engine, eager = engine_with(True, kind(), speculation="auto", **SIZES)
+    engine, eager = measuring(True, kind())
     assert eager is not None
     now, noted = [0.0], []
     engine._speculation._clock = lambda: now[0]
@@ -669,7 +677,7 @@ def test_a_step_that_waited_in_vain_is_part_of_the_price(monkeypatch: pytest.Mon
     monkeypatch.setattr(Speculation, "_pays", lambda self, streams: True)
     noted: list[bool] = []
     monkeypatch.setattr(Payoff, "note", lambda self, drafted, *_: noted.append(drafted))
-    engine, eager = engine_with(True, Toy(), speculation="auto", **SIZES)
+    engine, eager = measuring(True, Toy())
     assert eager is not None
     engine.add(quoting("a", [1, 2, 3]))
     finish(engine)
@@ -688,7 +696,7 @@ def test_what_is_decided_while_a_token_is_under_way_is_done(monkeypatch: pytest.
         return decided[-1]
 
     monkeypatch.setattr(Speculation, "_pays", pays)
-    engine, _ = engine_with(True, Toy(), speculation="auto", **SIZES)
+    engine, _ = measuring(True, Toy())
     seen = []
     original = engine._runner.run
 
@@ -714,7 +722,7 @@ def test_auto_measures_its_steps(pays: bool, monkeypatch: pytest.MonkeyPatch) ->
     """By a clock of the test: a row of a step takes a second, or a step does."""
     known()
     monkeypatch.setattr(speculation, "NgramProposer", Prophet)
-    engine, _ = engine_with(False, Toy(), speculation="auto", **SIZES)
+    engine, _ = measuring(False, Toy())
     now = [0.0]
     engine._speculation._clock = lambda: now[0]
     original = engine._runner.run

@@ -127,6 +127,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (prefill.TOKENS, PATCHES, batch.TABLE, graph_cache.SMALL_BYTES, graph_cache.MOST) == (
         step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES, step_graphs.MOST
     )  # fmt: skip
+    assert step_graphs.DRAFT_TOKENS in prefill.FEWEST
     assert memory.STATES_SMALL_BYTES == hybrid.SMALL_BYTES
     assert (native.READERS[0], native.PIECE_BYTES) == (loader.GPU_READERS, CHUNK_BYTES)
     for chunk, sequences in NATIVE_STEPS:
@@ -293,6 +294,8 @@ def test_what_graphs_of_prompts_hold_is_planned(
     if not language_only:
         held.append(PictureGraphs(network, graph_pool)._buffers())  # type: ignore[arg-type]
     made = [getattr(each, name) for each in held for name in each.__slots__]
-    settings = Settings("native", "fp8", context=3000, chunk=2000, sequences=32, images=1 - language_only)
+    settings = Settings(
+        "native", "fp8", context=3000, chunk=2000, sequences=32, images=1 - language_only, step_graphs=True
+    )
     planned = step_graphs.held_bytes(inventory(qwen3_vl(size, fp8=True)), settings)
     assert 0 <= planned - sum(each.nbytes for each in made if isinstance(each, torch.Tensor)) <= 512

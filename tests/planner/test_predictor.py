@@ -63,16 +63,17 @@ def test_it_is_planned_to_the_byte(weights: FormatName, head: HeadFormat) -> Non
     assert predictor_component(plain, settings).nbytes == 0
 
 
-def test_what_it_is_given_is_part_of_what_graphs_hold() -> None:
+@pytest.mark.parametrize("drafts_alone", [False, True])
+def test_what_it_is_given_is_part_of_what_graphs_hold(drafts_alone: bool) -> None:
     facts, limits = facts_of(), EngineConfig(99, max_model_len=3000, max_num_seqs=32, max_batched_tokens=2000)
+    if drafts_alone:
+        limits = replace(limits, step_graph_tokens=step_graphs.DRAFT_TOKENS)
     ours, cache = network(facts.text.vocab_size), SimpleNamespace(block_size=16)
     pool: Any = None
-    held_ = [
-        StepGraphs(ours, cache, limits, pool, torch.empty(99, 1))._buffers(),  # type: ignore[arg-type]
-        PictureGraphs(ours, pool)._buffers(),
-    ]
+    held_: list[Any] = [StepGraphs(ours, cache, limits, pool, torch.empty(99, 1))._buffers()]  # type: ignore[arg-type]
+    held_ += [] if drafts_alone else [PictureGraphs(ours, pool)._buffers()]
     made = [getattr(each, name) for each in held_ for name in each.__slots__]
-    settings = Settings("native", context=3000, chunk=2000, sequences=32)
+    settings = Settings("native", context=3000, chunk=2000, sequences=32, step_graphs=not drafts_alone)
     planned = step_graphs.held_bytes(inventory(facts.with_predictor()), settings)
     assert 0 <= planned - sum(part.nbytes for part in made if isinstance(part, torch.Tensor)) <= 512
 

@@ -32,11 +32,13 @@ class EngineConfig:
         step_graph_bytes: memory of the CUDA graphs of steps with prompts and of small pictures
             (`engine.graphs.prefill`); 0 for none. They only save time: a plan has them where plenty
             stays free (`benchmarks/LOG.md#speed` says what they bring).
+        step_graph_tokens: tokens of the largest step that has such a graph, where there are none of pictures;
+            0: steps of any size, and pictures.
         skip_forced: whether tokens that a grammar forces are appended at once, without a step for each. The
             answers are the same; `benchmarks/masks.py` says what it brings.
         speculation: whether tokens are drafted, from prompt and answer ("ngram") or by the model's own
             multi-token predictor ("mtp"), and computed beside the newest one (see `engine.speculation`);
-            "auto": where it is seen to pay, by the predictor if that is loaded.
+            "auto": by the predictor, if that is loaded, where it is seen to pay.
     """
 
     num_blocks: int
@@ -49,6 +51,7 @@ class EngineConfig:
     state_snapshots: int = 0
     encoder_cache_bytes: int = 0
     step_graph_bytes: int = 0
+    step_graph_tokens: int = 0
     kv_cache: KVFormat = "bf16"
     skip_forced: bool = True
     speculation: SpeculationName = "off"

@@ -232,11 +232,11 @@ class LoadOptions:
         ),
     )
     speculation: SpeculationName = field(
-        default="off",
+        default="auto",
         metadata=_row(
             "serve plan",
             "Draft several tokens and check them in one step, which changes no answer. ngram: from what was "
-            "said before; mtp: by Qwen3.5's own predictor; auto: one of them, where it is faster.",
+            "said before; mtp: by Qwen3.5's own predictor; auto: that one, where it has room and is faster.",
             special=("ngram", "mtp"),
         ),
     )

@@ -79,7 +79,7 @@ class Runner:
         if self.drafter is not None:
             self.drafter.graphs = graphs
         self._steps = StepGraphs(self.model, self.cache, self._config, graphs, self._hidden)
-        if self.model.tower_is_capturable:
+        if self.model.tower_is_capturable and not self._config.step_graph_tokens:
             self.encoder.use_graphs(PictureGraphs(self.model, graphs))
 
     @torch.inference_mode()

@@ -36,12 +36,13 @@ lose. Nor has a step drafts in which prompts are computed, or that runs alone af
 A choice with a grammar has a mask for each row: of drafts those count that its grammar takes one after the
 other, and for whose masks there is time. What it forces comes at once anyway.
 
-`auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
-the better, and now and then looks again at the other, some steps in a row. A step takes from when the tokens
-before it are read until its own are: one that ran ahead of the host takes what it adds, and one with drafts,
-which can't, pays for that, as does the one behind it. The first ones don't count: kernels are compiled
-then, and CUDA graphs captured. It keeps a budget, too: drafts may lose 1 % of the time of the steps without
-them, and a part of what they have brought before. Where that is spent there are none for a while.
+`auto` has drafts of a predictor alone, and measures. For about as many streams it keeps what steps with and
+without drafts took and brought, takes the better, and now and then looks again at the other, some steps in a
+row. A step takes from when the tokens before it are read until its own are: one that ran ahead of the host
+takes what it adds, and one with drafts, which can't, pays for that, as does the one behind it. The first ones
+don't count: kernels are compiled then, and CUDA graphs captured. It keeps a budget, too: drafts may lose 1 %
+of the time of the steps without them, and a part of what they have brought before. Where that is spent there
+are none for a while.
 """
 
 import time
@@ -85,7 +86,9 @@ class Speculation:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`drafter`: of a model whose predictor is loaded, which drafts then, unless n-grams are wished."""
-        self.on = config.speculation != "off"
+        # To look for n-grams takes host time in every step, also where there are none: they must be wished.
+        by_predictor = config.speculation == "auto" and drafter is not None
+        self.on = config.speculation in ("ngram", "mtp") or by_predictor
         self.drafted = self.accepted = 0
         self._config = config
         self._drafter = None if config.speculation in ("off", "ngram") else drafter
@@ -94,6 +97,11 @@ class Speculation:
         self._read_at: float | None = None  # when tokens were read, if what comes next is measured from there
         self._with_drafts = False  # whether that has drafts, or computes some again, or has waited for some
         self._waits = False  # whether the next step waited, because it is decided that it has drafts
+
+    @property
+    def _most_tokens(self) -> int:
+        """Tokens of a step with drafts: those of a CUDA graph, where small steps alone have some."""
+        return self._config.step_graph_tokens or self._config.max_batched_tokens
 
     @property
     def method(self) -> str:
@@ -120,7 +128,7 @@ class Speculation:
             return
         if not step.copies:  # the predictor would write to blocks that are still to be copied to
             self._ask([chunk.sequence for chunk in step.chunks], pool)
-        found = self._drafts(step.chunks, self._config.max_batched_tokens - step.tokens)
+        found = self._drafts(step.chunks, self._most_tokens - step.tokens)
         for row, drafts in found.items():
             chunk = step.chunks[row]
             table, place = chunk.sequence.table, chunk.end
@@ -213,7 +221,7 @@ class Speculation:
 
     def _ask(self, sequences: list[Sequence], pool: BlockPool) -> None:
         """Let the predictor draft what comes after those of the sequences of which it wasn't asked yet."""
-        room = self._config.max_num_seqs - len(sequences)
+        room = min(self._config.max_num_seqs, self._most_tokens) - len(sequences)
         if self._drafter is None or room <= 0:
             return
         asked, width = list[Sequence](), 0

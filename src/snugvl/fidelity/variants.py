@@ -160,7 +160,9 @@ def allocation_of(variant: Variant, place: TargetDevice, formats: Settings | Non
     settings = replace(found.settings, head=kept.head, vision_weights=tower)
     if settings == found.settings:
         return found
-    least = replace(settings, pool_tokens=0, concurrency=1, step_graphs=False, encoder_cache_bytes=0)
+    least = replace(
+        settings, pool_tokens=0, concurrency=1, step_graphs=False, draft_graphs=False, encoder_cache_bytes=0
+    )
     for each in (settings, least):
         needed = footprint(inventory(facts), each, found.device)
         if needed.total_bytes <= found.usable_bytes:

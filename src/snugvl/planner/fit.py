@@ -227,7 +227,7 @@ class Fitter:
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""
-        return Settings(
+        settings = Settings(
             self.option.engine,
             self.option.weights,
             self.option.parts.head,
@@ -250,6 +250,7 @@ class Fitter:
             predictor=self.option.model.facts.predicts,
             on_gpu=not self.cpu,
         ).with_host_memory(page_locked=self.budgets[0].page_locks)
+        return replace(settings, draft_graphs=settings.predictor and self._records(settings))
 
     def variants(self, base: Settings) -> tuple[Settings, ...]:
         """Settings that differ in speed alone, fastest first."""
@@ -365,11 +366,34 @@ class Fitter:
         kept = replace(settings, encoder_cache_bytes=ENCODER_CACHE_BYTES)
         if settings.images and self.spare_bytes(kept) >= ROOMY_BYTES:
             settings = kept
-        recordable = settings.vision == "gpu" and settings.expert_slots is None
-        graphs = replace(settings, step_graphs=self.wishes.step_graphs and recordable)
-        if self.spare_bytes(graphs) >= ROOMY_BYTES:  # with what streams no step is recorded
+        graphs = replace(settings, step_graphs=True, draft_graphs=False)
+        if self._records(settings) and self.spare_bytes(graphs) >= ROOMY_BYTES:
             settings = graphs
         return settings
+
+    def _records(self, settings: Settings) -> bool:
+        """Whether steps may be CUDA graphs beside decodes: no tower and no experts of theirs stream."""
+        recordable = settings.vision == "gpu" and settings.expert_slots is None
+        return self.wishes.step_graphs and recordable and not self.cpu
+
+    def guessing(self, settings: Settings) -> Settings | None:
+        """Settings of the same model without its predictor, with the predictor and the graphs of its drafts.
+
+        They take the place of a part of the cache, of which at least half stays, and of state snapshots, of
+        which a conversation's stay. None: there is no room.
+        """
+        mine = replace(settings, predictor=True, draft_graphs=not settings.step_graphs)
+        if not self._records(mine) or not self.option.gives(mine):
+            return None
+        least = replace(
+            mine,
+            pool_tokens=max(settings.kv_tokens // 2, settings.context),
+            state_snapshots=min(settings.state_snapshots, SNAPSHOTS),
+        )
+        if not self.fits(least):
+            return None
+        kept = self._keeping(least, settings.state_snapshots, self.spare_bytes(least) // 2)
+        return self._filled(kept, settings.kv_tokens)
 
     def spare_bytes(self, settings: Settings) -> int:
         """Bytes of the budget that are left; negative where it doesn't fit."""

@@ -53,6 +53,8 @@ class Settings:
         vision_weights: format of the vision tower's matrices; our engine alone can have it other than bf16.
         eager: no CUDA graphs (vLLM's `--enforce-eager`).
         step_graphs: CUDA graphs also of steps with prompts and of small pictures (our engine alone).
+        draft_graphs: CUDA graphs of the predictor's drafts and of small steps with them alone (our engine
+            alone): where there is no room for `step_graphs`.
         encoder_cache_bytes: bytes of encodings that our engine keeps for the next question about a picture.
         state_snapshots: recurrent states that our engine keeps for the next turn; a model that has such
             states, and keeps none, goes without the prefix cache.
@@ -81,6 +83,7 @@ class Settings:
     vision_weights: VisionFormat = "bf16"
     pool_tokens: int = 0
     step_graphs: bool = False
+    draft_graphs: bool = False
     encoder_cache_bytes: int = 0
     state_snapshots: int = 0
     predictor: bool = False

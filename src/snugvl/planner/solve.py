@@ -34,7 +34,7 @@ from snugvl.planner.capabilities import Option, options
 from snugvl.planner.costs import cost
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.hybrid import SNAPSHOTS
-from snugvl.planner.fit import ROOMY_BYTES, Fitted, Fitter
+from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.total import Reason
 from snugvl.planner.footprint.vision import largest_image, pixels_for, scales
 from snugvl.planner.goals import COMFORT, HOST_TOKENS
@@ -96,10 +96,7 @@ def solve(
     """
     if wishes.speculation == "auto":
         plain = solve(candidates, machine, replace(wishes, speculation="off"), missing, found)
-        if wishes.backend == "auto" or "speculation" in rules_of(wishes.backend).honours:
-            guessing = solve(candidates, machine, replace(wishes, speculation="mtp"), missing, found)
-            plain = guessing if _costs_nothing(guessing, plain) else plain
-        return replace(plain, wishes=wishes)
+        return replace(_guessing(plain, machine, found), wishes=wishes)
     unused = machine.others and not machine.gpus and not found
     if unused and all(candidate.facts.gguf is not None for candidate in candidates):
         machine = replace(machine, gpus=machine.others)  # llama.cpp's alone
@@ -143,15 +140,27 @@ def solve(
     return plan
 
 
-def _costs_nothing(guessing: Plan, plain: Plan) -> bool:
-    """Whether a plan with the predictor differs in plenty memory alone, like all that only saves time.
+def _guessing(plan: Plan, machine: Machine, found: Sequence[Budget] | None) -> Plan:
+    """The plan with the chosen model's predictor, where the model has one and it takes nothing but a part of
+    the cache that all requests share.
 
     On a CPU a step's time grows with its rows, and drafts win nothing.
     """
-    mine, other = guessing.choice, plain.choice
-    if mine is None or other is None or mine.settings.predictor is False or mine.budget.device.cpu:
-        return False
-    return mine.spare_bytes >= ROOMY_BYTES and replace(mine.settings, predictor=False) == other.settings
+    choice = plan.choice
+    if choice is None or choice.budget.device.cpu or choice.option.model.facts.predictor is None:
+        return plan
+    if "speculation" not in rules_of(choice.option.engine).honours:
+        return plan
+    wishes = replace(plan.wishes, backend=choice.option.engine, speculation="mtp")
+    candidate = Candidate(choice.option.model.facts, choice.quality)
+    budgets_ = list(found or budgets(machine, wishes.memory_bytes))
+    for fitter in _possible(candidate, machine, wishes, budgets_, {})[0]:
+        settings = fitter.guessing(choice.settings)
+        if settings is not None:
+            guessing = _choice(fitter, fitter.fitted(settings, choice.tokens))
+            kept = replace(guessing, score=choice.score, pinned=choice.pinned)
+            return replace(plan, choice=kept)
+    return plan
 
 
 def _leads(fitter: Fitter) -> bool:

@@ -49,7 +49,7 @@ class Wishes:
         step_graphs: CUDA graphs of prompts where plenty of GPU memory is left.
         prefix_cache: prompts start from what earlier ones left, which takes memory with recurrent states.
         speculation: "mtp": with the checkpoint's multi-token predictor; "auto": with it, if it has one, where
-            plenty of GPU memory is left. Other kinds take no memory.
+            it takes nothing but a part of the cache. Other kinds take no memory.
         also: options of `snugvl plan` that change no byte, by name and value: engines that can't do them are
             passed over, and the plan's command has them.
     """
@@ -73,7 +73,7 @@ class Wishes:
     float32: bool | None = None
     step_graphs: bool = True
     prefix_cache: bool = True
-    speculation: SpeculationName = "off"
+    speculation: SpeculationName = "auto"
     also: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:

@@ -158,7 +158,7 @@ def test_a_name_changes_nothing(purpose: Any, card: str, machine: dict[str, Any]
     here = describe(card, **machine)
     led = solve(catalogue_candidates(), here, Wishes(purpose=purpose)).choice
     assert led is not None
-    facts = led.option.model.facts
+    facts = next(each.facts for each in catalogue_candidates() if each.facts.name == led.option.model.name)
     served = wishes_of(LoadOptions(facts.name, purpose=purpose), sees=True)
     assert served == Wishes(purpose=purpose)
     named = solve([Candidate(facts)], here, served).choice
@@ -238,10 +238,11 @@ def test_graphs_of_prompts_take_what_is_left_and_nothing_else() -> None:
 def test_guessing_tokens_takes_no_memory(facts: ModelFacts) -> None:
     """With recurrent states neither: they stay behind what is guessed."""
     plan = made(facts, gpu(48 * GIB), speculation="ngram")
-    assert plan.settings == made(facts, gpu(48 * GIB)).settings
-    assert plan.footprint == made(facts, gpu(48 * GIB)).footprint
+    without = made(facts, gpu(48 * GIB), speculation="off")
+    assert plan.settings == without.settings
+    assert plan.footprint == without.footprint
     assert engine_config(plan, LoadOptions(speculation="ngram")).speculation == "ngram"
-    assert engine_config(plan, LoadOptions()).speculation == "off"
+    assert engine_config(plan, LoadOptions()).speculation == "auto"
 
 
 def test_the_engine_is_configured_by_options_of_its_fields_names() -> None:
@@ -252,21 +253,27 @@ def test_the_engine_is_configured_by_options_of_its_fields_names() -> None:
     assert {name: getattr(config, name) for name in said} == said
     assert (config.max_model_len, config.kv_cache) == (plan.settings.context, plan.settings.kv)
     plain = engine_config(plan, LoadOptions())
-    assert (plain.prefix_cache, plain.speculation, plain.max_waiting) == (True, "off", 256)
+    assert (plain.prefix_cache, plain.speculation, plain.max_waiting) == (True, "auto", 256)
 
 
-def test_a_predictor_is_planned_for_who_asks_and_where_memory_is_plenty() -> None:
+def test_a_predictor_is_planned_for_who_asks_and_where_it_takes_cache_alone() -> None:
     facts = FACTS["Qwen/Qwen3.5-4B"]
-    for gpu_bytes, plenty in ((48 * GIB, True), (9 * GIB, False)):
+    for free, context in ((48 * GIB, None), (9 * GIB, None), (7 * GIB, 8192), (5500 * MIB, 30_000)):
         plain, asked, auto = (
-            made(facts, gpu(gpu_bytes), speculation=kind) for kind in ("ngram", "mtp", "auto")
+            made(facts, gpu(free), speculation=kind, context=context) for kind in ("ngram", "mtp", "auto")
         )
         assert asked.settings.predictor
         assert asked.footprint.named("weights: predictor") > 0
         assert asked.footprint.named("predictor: hidden states") > 0
-        assert auto.settings.predictor is plenty
-        assert replace(auto.settings, predictor=False) == plain.settings
-        assert auto.footprint == (asked if plenty else plain).footprint
+        before, after = plain.settings, auto.settings
+        assert after.predictor is (free != 5500 * MIB), (
+            "there its keys and values would be half of the cache's"
+        )
+        assert auto.footprint.total_bytes <= auto.usable_bytes
+        own = {"predictor": False, "draft_graphs": False, "pool_tokens": before.pool_tokens}
+        assert replace(after, **own, state_snapshots=before.state_snapshots) == before
+        assert before.kv_tokens // 2 <= after.kv_tokens <= before.kv_tokens
+        assert min(before.state_snapshots, 4) <= after.state_snapshots <= before.state_snapshots
     with pytest.raises(RequestError, match="no multi-token predictor for --speculation mtp") as caught:
         made(FP8, gpu(48 * GIB), speculation="mtp")
     assert caught.value.field == "speculation"

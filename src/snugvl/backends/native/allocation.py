@@ -17,7 +17,7 @@ from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
 from snugvl.errors import RequestError
 from snugvl.planner.engines.native.footprint import LATE_BYTES
-from snugvl.planner.engines.native.step_graphs import POOL
+from snugvl.planner.engines.native.step_graphs import DRAFT_TOKENS, POOL
 from snugvl.planner.plan import Allocation, Choice, allocation_of
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import refusal_line
@@ -108,5 +108,6 @@ def engine_config(allocation: Allocation, options: LoadOptions) -> EngineConfig:
             "state_snapshots": settings.state_snapshots,
             "encoder_cache_bytes": settings.encoder_cache_bytes,
             "step_graph_bytes": allocation.footprint.named(POOL),
+            "step_graph_tokens": DRAFT_TOKENS if settings.draft_graphs else 0,
         }
     )

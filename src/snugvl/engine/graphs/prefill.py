@@ -88,7 +88,8 @@ class StepGraphs:
         self._hidden = hidden
         self._hidden_rows = 0 if hidden is None else len(hidden)
         self._graphs = graphs
-        self._most = size_of(config.max_batched_tokens, pictured=True)
+        least = config.step_graph_tokens
+        self._most = least or size_of(config.max_batched_tokens, pictured=True)
         self._max_sequences = config.max_num_seqs
         self._blocks = table_width(-(-config.max_model_len // cache.block_size))
         self._seen = False  # whether the last step had placeholders, whose rows are still there
@@ -107,6 +108,8 @@ class StepGraphs:
         if exact.tokens > self._most or max(exact.sequences, exact.logits) > self._max_sequences:
             return None
         shape = self._shape(exact)
+        if shape.tokens > self._most:  # it has pictures, and there are graphs of drafts alone
+            return None
         key = GraphKey("step", (shape.tokens, shape.sequences))
         if not self._graphs.admit(key):
             return None
@@ -140,7 +143,7 @@ class StepGraphs:
         lines, hidden = self._max_sequences, self._hidden_rows
         most = Shape(self._most, lines, self._blocks, lines, self._most, hidden)
         pictured = embeds = None
-        if config.vision is not None:
+        if config.vision is not None and self._most > FEWEST[-1]:  # smaller steps have none
             width = (1 + len(config.vision.deepstack_layers)) * config.text.hidden_size
             pictured = torch.zeros(self._most, dtype=torch.bool, device=device)
             embeds = torch.zeros(self._most, width, dtype=self._model.dtype, device=device)

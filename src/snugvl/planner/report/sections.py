@@ -182,6 +182,11 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
         facts.append(
             ("host", f"the embedding stays in host memory ({held}); the GPU reads a row for each token")
         )
+    if settings.predictor:
+        names = "weights: predictor", "predictor: hidden states"
+        held = format_size(sum(choice.footprint.named(name) for name in names))
+        drafting = f"the model's own predictor drafts tokens ({held}); --speculation off leaves it out"
+        facts.append(("drafts", drafting))
     if speed := speed_text(choice.speed):
         facts.append(("speed", speed))
     return facts

@@ -1,7 +1,8 @@
 """The memory of CUDA graphs of steps with prompts and of small pictures (`engine/graphs/prefill.py`).
 
-Such graphs only save time, and are made where plenty of memory is left. All share one pool: what the largest
-of them has alive at a time, and what they read and write.
+Such graphs only save time, and are made where plenty of memory is left; those of drafts and of the small
+steps that check them wherever a predictor is, as without them drafts would lose. All share one pool: what the
+largest of them has alive at a time, and what they read and write.
 
     numbers of a step      48 (with a predictor 64) · tokens + slots · (4 · blocks + 40)
     rows of pictures       tokens · (1 + levels) · h · s          beside a bool a token
@@ -34,12 +35,14 @@ from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of
+DRAFT_TOKENS: Final = 16  # of the largest step where drafts alone have graphs: two sequences with theirs
 PATCHES: Final = 4096  # of the largest picture
 SLOT_BYTES: Final = 48  # slot, row of logits, landing, unsure tokens, start and length
 PREDICTOR_BYTES: Final = 16  # of a token: where its hidden state goes, and the token after it
 TABLE: Final = 16  # a block table's width is a multiple of
 SMALL_BYTES: Final = 8 << 20  # of the pool, for small tensors
 MOST: Final = 24  # recordings at a time
+MOST_OF_DRAFTS: Final = 6  # of those steps: two numbers of tokens, three of sequences
 # The driver's part of each kernel of a recording. On an H200: 1.7 MiB for about 500 (prompts on 2B-FP8), 3.1
 # for 830 (4B-FP8), 1.0 to 1.3 for 290 (pictures).
 NODE_BYTES: Final = 4 << 10
@@ -53,18 +56,20 @@ DRIVER: Final = "driver's part of graphs of prompts"
 def step_graph_components(
     model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int
 ) -> list[Component]:
-    """Components of such graphs, for steps of at most `chunk` tokens and `sequences`; empty without graphs.
+    """Components of such graphs, for steps of at most `chunk` tokens and `sequences`, or for those of drafts
+    alone; empty without graphs.
 
     Steps are not recorded with a tower that streams.
     """
-    if not settings.step_graphs or settings.vision != "gpu":
+    if not (settings.step_graphs or settings.draft_graphs) or settings.vision != "gpu":
         return []
     pool = pool_bytes(model, settings, multiprocessors)
     library = cublas_bytes - library_bytes(model, settings, cublas_bytes)
     vision = model.facts.vision
     tower_kernels = 0 if vision is None else vision.depth * TOWER_LAYER_KERNELS
-    driver = MOST * NODE_BYTES * max(_step_kernels(model, settings), tower_kernels)
-    why = f"up to {MOST} recordings, on an H200"
+    most = MOST if settings.step_graphs else MOST_OF_DRAFTS
+    driver = most * NODE_BYTES * max(_step_kernels(model, settings), tower_kernels)
+    why = f"up to {most} recordings, on an H200"
     return [
         Component(POOL, Kind.GRAPHS, pool + library, basis="predicted", why="one pool for all of them"),
         Component(DRIVER, Kind.OTHER, driver, basis="measured", why=why),
@@ -87,7 +92,7 @@ def _step_kernels(model: Inventory, settings: Settings) -> int:
 
 def pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
     """Bytes of torch's memory that the graphs take, in one piece."""
-    steps = replace(settings, chunk=up(settings.chunk, TOKENS), images=0)
+    steps = replace(settings, chunk=_tokens(settings), images=0)
     work = max(prefill_bytes(model, steps), split_workspace(model, settings, SMALL_ROWS, multiprocessors))
     if _pictures(model, settings):
         picture = ImageSize(PATCHES // _merge(model), PATCHES)
@@ -97,7 +102,7 @@ def pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> in
 
 def held_bytes(model: Inventory, settings: Settings) -> int:
     """Bytes that the graphs read and write, held from the first graph on."""
-    tokens, slots = up(settings.chunk, TOKENS), settings.sequences
+    tokens, slots = _tokens(settings), settings.sequences
     blocks = up(-(-settings.context // BLOCK_TOKENS), TABLE)
     held = (TOKEN_BYTES + PREDICTOR_BYTES * model.facts.predicts) * tokens + slots * (4 * blocks + SLOT_BYTES)
     held += 4 * slots * model.facts.text.vocab_size
@@ -109,8 +114,12 @@ def held_bytes(model: Inventory, settings: Settings) -> int:
     return held
 
 
+def _tokens(settings: Settings) -> int:
+    return up(settings.chunk, TOKENS) if settings.step_graphs else DRAFT_TOKENS
+
+
 def _pictures(model: Inventory, settings: Settings) -> bool:
-    return model.facts.vision is not None and settings.images > 0
+    return settings.step_graphs and model.facts.vision is not None and settings.images > 0
 
 
 def _merge(model: Inventory) -> int:
