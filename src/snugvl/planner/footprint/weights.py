@@ -397,32 +397,44 @@ def part_bytes(model: Inventory, settings: Settings, part: Part, *, experts: boo
 
 def streaming_sizes(model: Inventory, settings: Settings) -> list[tuple[int, int]]:
     """(bytes, count) of a streamed tower's tensors on the GPU, with the room for its largest block."""
-    pieces, beside = _pieces(model, settings)
-    blocks = [nbytes for name, nbytes in pieces.items() if name.startswith("blocks")]
-    return [*((nbytes, 1) for nbytes in beside), (max(blocks) + max(pieces.values()), 1)]
+    pieces = list(_pieces(model, settings))
+    block = max(nbytes for kind, nbytes, _ in pieces if kind == "blocks")
+    beside = [
+        (nbytes, many)
+        for kind, groups, _ in _streamable(model)
+        for group, many in groups
+        for nbytes in loaded_parts(group, settings)
+        if not kind
+    ]
+    return [*beside, (block + max(nbytes for _, nbytes, _ in pieces), 1)]
 
 
 def crossing_bytes(model: Inventory, settings: Settings) -> int:
     """Bytes of a streamed tower in host memory, which are copied to the GPU for every picture."""
     if settings.vision != "streamed" or without_tower(settings):
         return 0
-    return sum(_pieces(model, settings)[0].values())
+    return sum(nbytes * alike for _, nbytes, alike in _pieces(model, settings))
 
 
-@lru_cache(maxsize=16)
-def _pieces(model: Inventory, settings: Settings) -> tuple[dict[str, int], list[int]]:
-    """Bytes of each piece of a tower that can be streamed, and of each tensor that is in none."""
-    pieces: dict[str, int] = defaultdict(int)
-    beside: list[int] = []
+def _pieces(model: Inventory, settings: Settings) -> Iterator[tuple[str, int, int]]:
+    """Pieces in which a tower is streamed: their kind, the bytes of one, and how many are alike."""
+    for kind, groups, alike in _streamable(model):
+        if kind:
+            parts = ((loaded_parts(group, settings), many) for group, many in groups)
+            yield kind, sum(up(part, STREAM_ALIGNMENT) * many for each, many in parts for part in each), alike
+
+
+@lru_cache(maxsize=64)
+def _streamable(model: Inventory) -> tuple[tuple[str, Matrix, int], ...]:
+    """A tower's tensors by piece: the piece's kind (empty for tensors that are in none), its tensors by group,
+    and how many pieces are alike."""
+    found: dict[str, Counter[TensorGroup]] = defaultdict(Counter)
     for tensor in model.facts.tensors:
-        if tensor.role not in ("vision", "connector") or not tensor.loaded:
-            continue
-        parts = loaded_parts(group_of(tensor), settings)
-        if found := STREAMED.search(tensor.name):
-            pieces[found["piece"]] += sum(up(part, STREAM_ALIGNMENT) for part in parts)
-        else:
-            beside += parts
-    return pieces, beside
+        if tensor.role in ("vision", "connector") and tensor.loaded:
+            match = STREAMED.search(tensor.name)
+            found[match["piece"] if match else ""][group_of(tensor)] += 1
+    kinds = Counter((piece.partition(".")[0], tuple(groups.items())) for piece, groups in found.items())
+    return tuple((kind, groups, alike) for (kind, groups), alike in kinds.items())
 
 
 def weight_bytes(model: Inventory, settings: Settings) -> int:

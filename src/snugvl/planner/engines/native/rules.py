@@ -13,6 +13,7 @@ well is read whole for every token, and stays on the GPU.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby, product
 from typing import Final
 
@@ -69,7 +70,7 @@ class NativeRules(EngineRules):
         Options that stream the vision tower come last, unless that is wished.
         """
         if model.facts.gguf is not None:
-            model = inventory(ours(model.facts))
+            model = _renamed(model)
         stored, capability = stored_format(model), device.compute_capability
         if model.facts.gguf is not None and model.facts.gguf.why_not:
             return Reason("native", model.facts.gguf.why_not)
@@ -205,6 +206,12 @@ class NativeRules(EngineRules):
     def why(self, choice: Choice) -> str | None:
         """The reason for choosing it: it is the first choice where it runs a model."""
         return f"our own engine runs the {choice.option.model.facts.family} family, and is preferred"
+
+
+@lru_cache(maxsize=64)
+def _renamed(model: Inventory) -> Inventory:
+    """A GGUF's inventory with the tensors of our network."""
+    return inventory(ours(model.facts))
 
 
 def _split(formats: Iterable[Precision]) -> list[Precision]:
