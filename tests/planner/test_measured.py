@@ -48,7 +48,7 @@ def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: 
 
 def settings_of(subject: str) -> Settings:
     """Settings as `subject_of` wrote them, before there were experts in host memory."""
-    names = [name for name in Settings.__slots__ if name not in ("expert_slots", "page_locked")]
+    names = [name for name in Settings._fields if name not in ("expert_slots", "page_locked")]
     values = {
         name: None if text == "None" else text == "True" if text in ("True", "False") else text
         for name, text in zip(names, subject.split(" ")[1:], strict=True)

@@ -122,7 +122,7 @@ def test_parts_in_int8_come_where_they_make_room_and_say_so() -> None:
     assert choice.settings.weights_name == "fp8 (embedding, lm_head and vision tower in int8)"
     refused = next(rejection for rejection in plan.rejections if "the vision tower in bf16" in rejection.text)
     assert refused.blame == "weights"
-    bf16 = replace(choice.settings, vision_weights="bf16")
+    bf16 = choice.settings._replace(vision_weights="bf16")
     assert footprint(choice.option.model, bf16, choice.budget.device).total_bytes > choice.budget.usable_bytes
     assert require(one("4B", on=machine(64 * GIB))).settings.weights_name == "fp8"
 
@@ -170,7 +170,7 @@ def test_the_next_step_does_not_fit() -> None:
     choice = require(plan)
     remedy = next(r.remedy for r in plan.rejections if "16,384-token images" in r.text)
     assert f"{choice.tokens:,} tokens" in str(remedy)
-    more = replace(choice.settings, pool_tokens=choice.settings.kv_tokens + 2048)
+    more = choice.settings._replace(pool_tokens=choice.settings.kv_tokens + 2048)
     needed = footprint(choice.option.model, more, choice.budget.device).total_bytes
     assert needed > choice.budget.usable_bytes or more.pool_tokens > 131_072
 

@@ -185,7 +185,7 @@ class ModelFacts:
     family: str
     text: TextFacts
     vision: VisionFacts | None
-    tensors: tuple[TensorFact, ...] = field(hash=False)  # thousands; what caches have as keys differs elsewhere
+    tensors: tuple[TensorFact, ...] = field(hash=False)  # thousands, for a key of a cache; the rest tells
     tied: bool
     quantization: StoredPrecision | None
     download_bytes: int

@@ -223,7 +223,7 @@ def test_graphs_of_prompts_take_what_is_left_and_nothing_else() -> None:
     assert engine_config(plain_one, LoadOptions()).step_graph_bytes == 0
     assert 100 * MIB < graphs.footprint.named(POOL) < 700 * MIB
     assert 60 * MIB < graphs.footprint.named(DRIVER) < 90 * MIB
-    assert replace(graphs.settings, step_graphs=False) == plain_one.settings
+    assert graphs.settings._replace(step_graphs=False) == plain_one.settings
     before, after = planned_rows(plain_one, model), planned_rows(graphs, model)
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
         "CUDA graphs": graphs.footprint.named(POOL),
@@ -265,7 +265,7 @@ def test_a_predictor_is_planned_for_who_asks_and_where_memory_is_plenty() -> Non
         assert asked.footprint.named("weights: predictor") > 0
         assert asked.footprint.named("predictor: hidden states") > 0
         assert auto.settings.predictor is plenty
-        assert replace(auto.settings, predictor=False) == plain.settings
+        assert auto.settings._replace(predictor=False) == plain.settings
         assert auto.footprint == (asked if plenty else plain).footprint
     with pytest.raises(RequestError, match="no multi-token predictor for --speculation mtp") as caught:
         made(FP8, gpu(48 * GIB), speculation="mtp")

@@ -151,7 +151,7 @@ class NativeRules(EngineRules):
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
         """Settings that differ in chunk and sequences alone, fastest first; one on a CPU."""
         if cpu:
-            yield replace(base, sequences=max(DEFAULT_SEQUENCES, base.sequences))
+            yield base._replace(sequences=max(DEFAULT_SEQUENCES, base.sequences))
             return
         mixture = model.facts.text.mixture
         if base.expert_slots is not None and mixture is not None:
@@ -159,11 +159,11 @@ class NativeRules(EngineRules):
             # they are filled later.
             chunks = list(dict.fromkeys(chunk for chunk, _ in NATIVE_STEPS))
             for chunk, slots in ((chunks[0], mixture.count), *((chunk, 0) for chunk in chunks)):
-                yield replace(base, chunk=chunk, expert_slots=slots)
+                yield base._replace(chunk=chunk, expert_slots=slots)
             return
         for chunk, sequences in steps(model, base):
             if sequences >= base.sequences or (chunk, sequences) == NATIVE_STEPS[0]:
-                yield replace(base, eager=False, chunk=chunk, sequences=max(sequences, base.sequences))
+                yield base._replace(eager=False, chunk=chunk, sequences=max(sequences, base.sequences))
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
         """Components of weights, pool, states, pictures, and the workspace of its steps."""
