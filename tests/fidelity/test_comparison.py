@@ -172,7 +172,7 @@ def test_a_plan_keeps_its_formats_in_less_memory(tiny_whole: Path) -> None:
     variant = variants_of(LoadOptions(str(tiny_whole), device="cpu", weights="int8"))[0]
     place = place_on(torch.device("cpu"), 700 << 20)
     first = allocation_of(variant, place)
-    kept = replace(first.settings, head="int8", vision_weights="int8")
+    kept = first.settings._replace(head="int8", vision_weights="int8")
     again = allocation_of(variant, place, kept)
     assert (again.settings.head, again.settings.vision_weights) == ("int8", "int8")
     assert again.footprint.total_bytes <= again.usable_bytes

@@ -102,10 +102,10 @@ def as_published(row: Row, choice: Choice) -> Choice:
     """The choice with the split of the published command, and the speed that follows."""
     model, settings = choice.option.model, choice.settings
     if row.experts is not None:
-        settings = replace(settings, host_experts=row.experts)
+        settings = settings._replace(host_experts=row.experts)
     if row.whole:
         ways = (
-            replace(settings, host_experts=0, offloaded=n) for n in range(model.facts.text.num_layers + 1)
+            settings._replace(host_experts=0, offloaded=n) for n in range(model.facts.text.num_layers + 1)
         )
         settings = next(
             each

@@ -326,7 +326,7 @@ def check_command(case: Case, outcome: Outcome, folder: Path) -> Iterator[Violat
         elif settings != choice.settings:
             differs = [
                 f"{name} {getattr(choice.settings, name)} → {getattr(settings, name)}"
-                for name in type(settings).__slots__
+                for name in Settings._fields
                 if getattr(choice.settings, name) != getattr(settings, name)
             ]
             yield kind, f"{shlex.join(words)} plans otherwise: {', '.join(differs)}"
@@ -643,7 +643,7 @@ def gains(choice: Choice) -> tuple[float, ...]:
 
 def speed(choice: Choice, context: int) -> float | None:
     """Tokens a second of one request, in the same context."""
-    settings = replace(choice.settings, context=context)
+    settings = choice.settings._replace(context=context)
     return roofline(choice.option.model, settings, choice.budget).decode_tokens_per_s
 
 

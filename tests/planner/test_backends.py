@@ -161,7 +161,7 @@ def test_copies_where_requests_ask_for_them() -> None:
     assert choice.settings.concurrency_of_copy == 2
     assert "--data-parallel-size 2" in str(plain_command(choice))
     alone = footprint(
-        choice.option.model, replace(choice.settings, concurrency=2, data_parallel=1), choice.budget.device
+        choice.option.model, choice.settings._replace(concurrency=2, data_parallel=1), choice.budget.device
     )
     assert choice.footprint.total_bytes == alone.total_bytes
     assert "2 copies (data parallel)" in plain(report(planned(facts, on, many), on))

@@ -61,7 +61,7 @@ def test_utilisation_is_of_the_total_and_fits_what_is_free() -> None:
 def test_fp8_cache_and_several_gpus() -> None:
     wishes = Wishes(backend="vllm")
     choice = chosen("2B", wishes)
-    small = replace(choice, settings=replace(choice.settings, kv="fp8", eager=False))
+    small = replace(choice, settings=choice.settings._replace(kv="fp8", eager=False))
     assert "--kv-cache-dtype fp8" in plain(small)
     assert "--enforce-eager" not in plain(small)
     pair = chosen("8B", wishes, fp8=False, total_bytes=12 * GIB, gpus=2)

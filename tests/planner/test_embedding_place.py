@@ -30,7 +30,7 @@ CARD = Device(450 * MIB, compute_capability=(12, 0), host_bytes=16 * GIB)
 
 def test_it_frees_its_bytes_and_nothing_else() -> None:
     on_gpu = Settings("native", "int4", "int8", max_pixels=1 << 20)
-    beside = replace(on_gpu, embedding="cpu")
+    beside = on_gpu._replace(embedding="cpu")
     parts = [
         {part.name: part.nbytes for part in footprint(MODEL, way, CARD).components}
         for way in (on_gpu, beside)

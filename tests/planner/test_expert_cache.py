@@ -134,7 +134,7 @@ def test_a_plan_fills_the_gpu_with_experts_and_has_graphs_where_it_may_read_them
     assert not settings.step_graphs
     assert (found.footprint.named("CUDA graphs") > 0) == (system == "linux")
     assert found.footprint.named(POOL) == 0
-    model, more = found.option.model, replace(settings, expert_slots=(settings.expert_slots or 0) + 1)
+    model, more = found.option.model, settings._replace(expert_slots=(settings.expert_slots or 0) + 1)
     assert found.spare_bytes < each(model, more) - each(model, settings) + 4 * MIB
     total = footprint(model, more, found.budget.device).total_bytes
     assert total > found.budget.usable_bytes
@@ -194,9 +194,9 @@ def test_graphs_are_those_of_steps_whose_experts_all_have_slots(
 ) -> None:
     """Eight of a token: the network says the same (`capturable_tokens`)."""
     found = choice(weights="int4")
-    made_ = replace(found.settings, expert_slots=slots, sequences=sequences)
+    made_ = found.settings._replace(expert_slots=slots, sequences=sequences)
     assert native.recorded_sizes(found.option.model, made_) == sizes
-    assert native.recorded_sizes(found.option.model, replace(made_, eager=True)) == (
+    assert native.recorded_sizes(found.option.model, made_._replace(eager=True)) == (
         sizes if slots is None else ()
     )
 
@@ -205,14 +205,14 @@ def test_graphs_are_those_of_steps_whose_experts_all_have_slots(
 def test_the_host_starts_each_layer_once_a_token(slots: int) -> None:
     """Beside what the GPU reads, which takes as long with all experts there, and what crosses."""
     found = choice(weights="int4")
-    settings, budget = replace(found.settings, expert_slots=slots), found.budget
+    settings, budget = found.settings._replace(expert_slots=slots), found.budget
     model = found.option.model
-    graphs = roofline(model, replace(settings, expert_slots=None, eager=False), budget)
-    eager = roofline(model, replace(settings, eager=True), budget)
+    graphs = roofline(model, settings._replace(expert_slots=None, eager=False), budget)
+    eager = roofline(model, settings._replace(eager=True), budget)
     assert graphs.decode_tokens_per_s
     assert eager.decode_tokens_per_s
     assert budget.gpu is not None
-    recorded = roofline(model, replace(settings, eager=False), budget).decode_tokens_per_s
+    recorded = roofline(model, settings._replace(eager=False), budget).decode_tokens_per_s
     assert recorded
     more = 1 / recorded - 1 / graphs.decode_tokens_per_s
     crossing_s = eager.crossing_bytes / (budget.gpu.link_bandwidth or ASSUMED_LINK)
@@ -267,5 +267,5 @@ def test_a_loader_gets_slots_and_the_kind_of_memory() -> None:
     for pinned in (True, False):
         storage = storage_of(settings.with_host_memory(page_locked=pinned))
         assert (storage.expert_slots, storage.experts_pinned) == (12, pinned)
-    assert storage_of(replace(settings, expert_slots=None)).expert_slots is None
+    assert storage_of(settings._replace(expert_slots=None)).expert_slots is None
     assert COUNT < expert_cache.HALF, "a room is never larger than a layer"

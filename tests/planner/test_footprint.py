@@ -201,7 +201,7 @@ def test_an_unbounded_encoder_profile_is_why_the_defaults_fail_on_8_gb() -> None
     model = inventory(qwen3_vl("4B", fp8=True))
     one = Settings("vllm", "fp8", context=2048, max_pixels=1_048_576, sequences=1)
     small = footprint(model, one, Device(0))
-    full = footprint(model, replace(one, max_pixels=16_777_216), Device(0))
+    full = footprint(model, one._replace(max_pixels=16_777_216), Device(0))
     grown = full.total_bytes - small.total_bytes
     assert 1.9 * 2**30 < grown < 2.4 * 2**30  # 16,384-token images: encoder profile and encoder cache
 
@@ -230,9 +230,9 @@ def test_our_engine_holds_the_outputs_a_chunk_touches() -> None:
     image = largest_image(model, 1_048_576)
     alone = Settings("native", sequences=1, context=1024 + 512, chunk=2048)
     assert held_outputs(alone, image, 7) == 7
-    assert held_outputs(replace(alone, context=2 * 1024 + 512), image, 7) == 2 * 7  # two in a conversation
-    assert held_outputs(replace(alone, sequences=2), image, 7) == 2 * 7
-    assert held_outputs(replace(alone, sequences=16), image, 7) == 4 * 7  # no chunk touches more
+    assert held_outputs(alone._replace(context=2 * 1024 + 512), image, 7) == 2 * 7  # two in a conversation
+    assert held_outputs(alone._replace(sequences=2), image, 7) == 2 * 7
+    assert held_outputs(alone._replace(sequences=16), image, 7) == 4 * 7  # no chunk touches more
 
 
 def test_grown_settings_never_take_less() -> None:

@@ -34,7 +34,7 @@ def test_an_fp8_cache_only_where_it_brings_images_or_context_up_to_comfort() -> 
     halves = [
         footprint(
             narrow.option.model,
-            replace(narrow.settings, kv=kv, context=8192, pool_tokens=0),
+            narrow.settings._replace(kv=kv, context=8192, pool_tokens=0),
             narrow.budget.device,
         )
         for kv in ("bf16", "fp8")

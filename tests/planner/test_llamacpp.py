@@ -249,7 +249,7 @@ def test_experts_go_to_host_memory_first(load: Load) -> None:
     assert (choice.settings.offloaded, choice.settings.vision) == (0, "gpu")
     assert f"--n-cpu-moe {choice.settings.host_experts}" in plain_command(choice)
     assert choice.footprint.total_bytes <= choice.budget.usable_bytes
-    fewer = replace(choice.settings, host_experts=choice.settings.host_experts - 1)
+    fewer = choice.settings._replace(host_experts=choice.settings.host_experts - 1)
     moved = sum(placed(model, fewer, gpu=True).values()) - sum(
         placed(model, choice.settings, gpu=True).values()
     )
@@ -293,7 +293,7 @@ def test_quantised_caches_are_smaller_and_need_room_on_a_gpu(load: Load) -> None
     model = load("Qwen/Qwen3-VL-4B-Instruct")
     half = Settings("llamacpp", kv="fp8", context=32768, chunk=512)
     assert half.kv_name == "q8_0"
-    whole = replace(half, kv="bf16")
+    whole = half._replace(kv="bf16")
     assert cache_bytes(model, half, gpu=True)[0] * 32 == cache_bytes(model, whole, gpu=True)[0] * 17
     more = decoder_bytes(model, half, gpu=True) - decoder_bytes(model, whole, gpu=True)
     assert more == 2 * 2 * 8 * 128 * 32768, "one layer's keys and values in f16, for flash attention"
@@ -333,9 +333,9 @@ def test_weights_in_host_memory_pass_through_the_compute_buffer(load: Load) -> N
             for tensor in model.facts.tensors
             if tensor.name.startswith(("blk.0.", "blk.1.", "blk.2.")) and tensor.role in ("expert", "linear")
         )
-        assert decoder_bytes(model, replace(base, **change), gpu=True) - all_there == largest > 20 * MIB
-        few = replace(base, chunk=16)
-        assert decoder_bytes(model, replace(few, **change), gpu=True) == decoder_bytes(model, few, gpu=True)
+        assert decoder_bytes(model, base._replace(**change), gpu=True) - all_there == largest > 20 * MIB
+        few = base._replace(chunk=16)
+        assert decoder_bytes(model, few._replace(**change), gpu=True) == decoder_bytes(model, few, gpu=True)
 
 
 def on(name: str) -> Machine:

@@ -49,7 +49,7 @@ def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: 
 def settings_of(subject: str) -> Settings:
     """Settings as `subject_of` wrote them, before there were experts in host memory and graphs of drafts."""
     later = ("expert_slots", "page_locked", "draft_graphs")
-    names = [name for name in Settings.__slots__ if name not in later]
+    names = [name for name in Settings._fields if name not in later]
     values = {
         name: None if text == "None" else text == "True" if text in ("True", "False") else text
         for name, text in zip(names, subject.split(" ")[1:], strict=True)

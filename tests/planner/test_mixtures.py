@@ -91,11 +91,11 @@ def test_as_few_experts_leave_the_gpu_as_fit_to_the_byte() -> None:
     assert 0 < settings.host_experts < 40
     assert (settings.offloaded, settings.vision) == (0, "gpu")
     assert choice.spare_bytes >= 0
-    fewer = footprint(model, replace(settings, host_experts=settings.host_experts - 1), choice.budget.device)
+    fewer = footprint(model, settings._replace(host_experts=settings.host_experts - 1), choice.budget.device)
     assert fewer.total_bytes > choice.budget.usable_bytes
     layer = fewer.total_bytes - choice.footprint.total_bytes
     assert beside_gpu_bytes(choice) == host_bytes(model, settings)
-    one_more = replace(settings, host_experts=settings.host_experts + 1)
+    one_more = settings._replace(host_experts=settings.host_experts + 1)
     assert host_bytes(model, one_more) - host_bytes(model, settings) == pytest.approx(layer, rel=0.2)
     assert host_bytes(model, settings) <= host_budget(describe("RTX 5060", ram="32GiB")).usable_bytes
 
@@ -117,7 +117,7 @@ def test_steps_are_large_where_experts_cross_for_each_of_them() -> None:
     gpu = choice.budget.gpu
     assert gpu is not None
     waits = [
-        roofline(choice.option.model, replace(choice.settings, chunk=chunk), choice.budget).first_token_s
+        roofline(choice.option.model, choice.settings._replace(chunk=chunk), choice.budget).first_token_s
         for chunk in (2048, 512)
     ]
     assert all(waits)

@@ -217,7 +217,7 @@ def test_a_smaller_head_and_fewer_sequences_take_less() -> None:
     base = Settings("native", "fp8", context=4096, max_pixels=1 << 20, eager=False)
 
     def total(**changes: Any) -> int:
-        return footprint(model, replace(base, **changes), device).total_bytes
+        return footprint(model, base._replace(**changes), device).total_bytes
 
     assert total(head="int8") < total() - 340 * MIB
     assert total(sequences=1, chunk=512) < total(sequences=4, chunk=512) < total(sequences=16, chunk=512)
@@ -231,8 +231,8 @@ def test_one_sequence_needs_no_library_in_its_graph() -> None:
     assert native.graph_bytes(model, alone, 30) < 12 * MIB < native.graph_bytes(model, pair, 30)
     assert native.library_bytes(model, alone, 32 * MIB) == 0
     assert native.library_bytes(model, pair, 32 * MIB) == 32 * MIB
-    assert native.library_bytes(model, replace(pair, head="int8"), 32 * MIB) == 0
-    assert native.library_bytes(model, replace(pair, weights="bf16", head="int8"), 32 * MIB) == 32 * MIB
+    assert native.library_bytes(model, pair._replace(head="int8"), 32 * MIB) == 0
+    assert native.library_bytes(model, pair._replace(weights="bf16", head="int8"), 32 * MIB) == 32 * MIB
 
 
 @pytest.mark.parametrize(("sequences", "largest"), [(1, 1), (3, 4), (16, 16), (17, 32), (99, 32)])
@@ -246,16 +246,16 @@ def test_logits_outlive_the_layers() -> None:
     few = native.prefill_bytes(model, settings)
     assert few >= 16 * 151_936 * 6
     assert native.logits_bytes(model, settings, 1) == 4 * 151_936
-    assert native.logits_bytes(model, replace(settings, head="int8"), 16) == 64 * 151_936
+    assert native.logits_bytes(model, settings._replace(head="int8"), 16) == 64 * 151_936
 
 
 def test_loading_fits_into_the_place_of_the_cache() -> None:
     model = inventory(qwen3_vl("2B"))
     device = Device(450 * MIB, compute_capability=CAPABILITY)
     short = Settings("native", "int4", "int8", context=1024, eager=False)
-    found = footprint(model, replace(short, context=8192), device)
+    found = footprint(model, short._replace(context=8192), device)
     assert phase_bytes(found, "load") == 0
-    small = footprint(model, replace(short, sequences=1, context=64), device)
+    small = footprint(model, short._replace(sequences=1, context=64), device)
     assert 0 < phase_bytes(small, "load") < native.loading_bytes(model, short, 1)
 
 

@@ -59,7 +59,7 @@ def test_8b_in_bf16_runs_on_8_gb_and_says_what_it_costs() -> None:
 
 def test_one_layer_less_would_not_fit() -> None:
     choice = offloaded(8 * GIB)
-    fewer = replace(choice.settings, offloaded=choice.settings.offloaded - 1)
+    fewer = choice.settings._replace(offloaded=choice.settings.offloaded - 1)
     from snugvl.planner.footprint.total import footprint
 
     needed = footprint(choice.option.model, fewer, choice.budget.device).total_bytes

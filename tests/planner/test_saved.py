@@ -1,7 +1,7 @@
 """A plan in a file: what is saved is what runs, and what is no plan is refused by name."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def saved(written: bytes, tmp_path: Path) -> Path:
 def test_every_setting_comes_back(saved: Path) -> None:
     found = read(saved)
     assert found.model == MODEL
-    assert asdict(found.settings) == json.loads(saved.read_text())["choice"]["settings"]
+    assert found.settings._asdict() == json.loads(saved.read_text())["choice"]["settings"]
     load = found.over(LoadOptions("", trust_remote_code=True))
     assert (load.model, load.purpose, load.trust_remote_code) == (MODEL, "documents", True)
     with pytest.raises(InputError, match=f"the saved plan is for {MODEL}, not for pocket"):

@@ -16,7 +16,7 @@ from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import COMFORT, STEPS
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Plan
-from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.solve import Candidate, choice_for, require, solve
 from snugvl.planner.wishes import Wishes
 from tests.draws import draws
 from tests.planner.machines import GIB, MIB, machine, rtx_5060
@@ -122,7 +122,7 @@ def test_parts_in_int8_come_where_they_make_room_and_say_so() -> None:
     assert choice.settings.weights_name == "fp8 (embedding, lm_head and vision tower in int8)"
     refused = next(rejection for rejection in plan.rejections if "the vision tower in bf16" in rejection.text)
     assert refused.blame == "weights"
-    bf16 = replace(choice.settings, vision_weights="bf16")
+    bf16 = choice.settings._replace(vision_weights="bf16")
     assert footprint(choice.option.model, bf16, choice.budget.device).total_bytes > choice.budget.usable_bytes
     assert require(one("4B", on=machine(64 * GIB))).settings.weights_name == "fp8"
 
@@ -170,7 +170,7 @@ def test_the_next_step_does_not_fit() -> None:
     choice = require(plan)
     remedy = next(r.remedy for r in plan.rejections if "16,384-token images" in r.text)
     assert f"{choice.tokens:,} tokens" in str(remedy)
-    more = replace(choice.settings, pool_tokens=choice.settings.kv_tokens + 2048)
+    more = choice.settings._replace(pool_tokens=choice.settings.kv_tokens + 2048)
     needed = footprint(choice.option.model, more, choice.budget.device).total_bytes
     assert needed > choice.budget.usable_bytes or more.pool_tokens > 131_072
 
@@ -357,3 +357,26 @@ def test_with_a_fixed_context_the_pool_grows_on_where_images_end() -> None:
     assert choice.settings.context == 4096
     # An image of more tokens would leave no room for text; more conversations have theirs.
     assert choice.settings.pool_tokens == max(pool for _, _, pool, _ in STEPS["chat"])
+
+
+@pytest.mark.parametrize("vram", [2, 6, 12])
+def test_a_choice_is_the_same_without_the_reasons(vram: int) -> None:
+    """What is left out of a plan that nobody prints decides nothing."""
+    candidates, there = CATALOGUE, machine(vram * GIB)
+    plan = solve(candidates, there, Wishes())
+    brief = solve(candidates, there, Wishes(), reasons=False)
+    assert brief.choice == plan.choice == choice_for(candidates, there, Wishes())
+    assert plan.verdicts or plan.rejections
+    assert (brief.rejections, brief.verdicts, brief.other_tower) == ((), (), None)
+
+
+def test_something_fits_where_there_is_a_best() -> None:
+    """`Fitter.any` is known without the best."""
+    model, found = inventory(FACTS["4B", False]), set[bool]()
+    for gib in (1, 2, 3, 4, 5, 6, 8):
+        budget = budgets(machine(gib * GIB))
+        for option in options(model, budget[0].device, "linux", Wishes())[0]:
+            fitter = Fitter(option, Wishes(), budget)
+            found.add(fitter.any)
+            assert fitter.any == (Fitter(option, Wishes(), budget).best is not None)
+    assert found == {True, False}

@@ -413,7 +413,7 @@ def test_a_smaller_model_is_no_loss_where_everything_else_is_better() -> None:
     assert random_plans._better_in_all(small, large)
     for worse in (
         replace(large, tokens=small.tokens - 1),
-        replace(large, settings=replace(large.settings, context=small.settings.context)),
+        replace(large, settings=large.settings._replace(context=small.settings.context)),
         replace(large, speed=replace(large.speed, decode_tokens_per_s=1.0)),
     ):
         assert not random_plans._better_in_all(small, worse)

@@ -52,7 +52,7 @@ def test_the_plan_has_the_networks_bytes(size: str, form: Literal["bf16", "int8"
     for module in tower.modules():
         if isinstance(module, Linear):
             module.store_as(form, module.columns if module.columns % 128 else 128)
-    model, wanted = inventory(qwen3_vl(size)), replace(STREAMED, vision_weights=form)
+    model, wanted = inventory(qwen3_vl(size)), STREAMED._replace(vision_weights=form)
     sizes = [unit_bytes(unit) for unit in tower.units]
     assert crossing_bytes(model, wanted) == sum(sizes)
     on_gpu = streaming_sizes(model, wanted)
@@ -79,7 +79,7 @@ def test_what_is_loaded_is_what_was_planned(form: Any, monkeypatch: pytest.Monke
 
 def test_only_the_weights_shrink() -> None:
     on = machine(8 * GIB)
-    resident = replace(STREAMED, vision="gpu")
+    resident = STREAMED._replace(vision="gpu")
     choice = require(solve([Candidate(qwen3_vl("2B"))], on, Wishes()))
     parts = [
         {
@@ -220,8 +220,8 @@ def test_the_price_follows_the_slot() -> None:
     crossing = crossing_bytes(model, STREAMED)
     assert tower_crossing_s(model, STREAMED, card) == crossing / ASSUMED_LINK
     assert tower_crossing_s(model, STREAMED, replace(card, link_bandwidth=63e9)) == crossing / 63e9
-    assert tower_crossing_s(model, replace(STREAMED, vision="gpu"), card) == 0
-    assert tower_crossing_s(model, replace(STREAMED, language_only=True), card) == 0
+    assert tower_crossing_s(model, STREAMED._replace(vision="gpu"), card) == 0
+    assert tower_crossing_s(model, STREAMED._replace(language_only=True), card) == 0
 
 
 def test_more_memory_never_gives_less() -> None:

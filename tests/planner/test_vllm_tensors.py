@@ -1,7 +1,5 @@
 """What vLLM makes of a checkpoint, against published logs and against torch's allocator on an H200."""
 
-from dataclasses import replace
-
 import pytest
 
 from snugvl.checkpoint.catalogue import catalogue_facts
@@ -99,7 +97,7 @@ def test_fp8_on_a_card_without_it_has_a_scale_a_row() -> None:
     spread = (values // 128 * 2 - values // 128**2 * 4) // 2
     plain, old = ((vllm_components(model, settings, capability)) for capability in ((8, 9), (7, 5)))
     assert sum(part.nbytes for part in old) - sum(part.nbytes for part in plain) == spread == 53_415_936
-    assert not marlin_scales(model, replace(settings, weights="bf16"))
+    assert not marlin_scales(model, settings._replace(weights="bf16"))
 
 
 def test_linear_attention_takes_what_the_profile_leaves_out() -> None:
@@ -109,7 +107,7 @@ def test_linear_attention_takes_what_the_profile_leaves_out() -> None:
     each = 2 * (12_288 + 2 * 8_192 + 4_096 + 4 * 4_096 + 2_048 + 32 * 128 * 128 // 64) + 4 * 2_560
     assert linear_workspace(model, text) == 8192 * each
     assert unprofiled(model, text) == 8192 * each - decoder_profile(model, text) > 0
-    assert not unprofiled(model, replace(text, images=1)), "a tower's profile is larger"
+    assert not unprofiled(model, text._replace(images=1)), "a tower's profile is larger"
     assert not linear_workspace(model_of("Qwen/Qwen3-0.6B"), text)
     found = vllm_components(model, text)
     assert [part.nbytes for part in found if part.name == UNPROFILED] == [unprofiled(model, text)]

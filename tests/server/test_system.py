@@ -1,6 +1,6 @@
 """Routes about the server itself."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 
 import httpx
@@ -159,7 +159,7 @@ def test_memory_has_the_plan_that_runs() -> None:
     service.capabilities = replace(service.capabilities, plan=plan.running)
     with live(service) as base:
         told = httpx.get(base + "/memory").json()["plan"]
-    assert told["settings"] == asdict(chosen.settings)
+    assert told["settings"] == chosen.settings._asdict()
     assert told["total_bytes"] == chosen.footprint.total_bytes <= told["usable_bytes"]
     assert {part["name"]: part["bytes"] for part in told["components"]}["KV cache"] > 0
     assert told["changed"] == "planned for more"

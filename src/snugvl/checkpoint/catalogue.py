@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -289,6 +289,7 @@ def meant_or(model: str, hint: str) -> str:
     return f"{meant} If not, {hint}" if meant else f"; {hint}"
 
 
+@lru_cache(maxsize=128)  # more than the forms that a plan looks at
 def catalogue_facts(model: str) -> ModelFacts | None:
     """Facts of a model of the catalogue, or None. But for pocket's, no header is read: they are computed."""
     found = find(model)
@@ -311,6 +312,7 @@ def catalogue_facts(model: str) -> ModelFacts | None:
     return four_bits(facts, experts_alone=True) if form.quantization in ("gptq", "awq") else facts
 
 
+@lru_cache(maxsize=32)
 def four_bits(facts: ModelFacts, *, experts_alone: bool = False) -> ModelFacts:
     """Facts of a model's 4-bit edition: codes, scales and zero points of the decoder, of 128 inputs each.
 
@@ -406,6 +408,7 @@ def q4_k_m(facts: ModelFacts, name: str) -> ModelFacts:
     return gguf_edition(facts, f"{name}:{FILE_TYPE}", called=name)
 
 
+@lru_cache(maxsize=32)
 def gguf_edition(facts: ModelFacts, name: str, *, called: str = "") -> ModelFacts:
     """The model as a GGUF "owner/name:QUANT", of which QUANT is a key of `MIXES`.
 

@@ -6,7 +6,7 @@ The native engine's own, stricter view of what it runs is `architecture.ModelCon
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -185,7 +185,7 @@ class ModelFacts:
     family: str
     text: TextFacts
     vision: VisionFacts | None
-    tensors: tuple[TensorFact, ...]
+    tensors: tuple[TensorFact, ...] = field(hash=False)  # thousands, for a key of a cache; the rest tells
     tied: bool
     quantization: StoredPrecision | None
     download_bytes: int

@@ -511,8 +511,7 @@ def less(planned: Planned, kind: str) -> Choice | None:
     settings = found.settings
     if kind in FEWER_AT_ONCE and planned.engine == "vllm":
         chunk, sequences = VLLM_STEPS[-2]
-        settings = replace(
-            settings,
+        settings = settings._replace(
             eager=True,
             chunk=min(settings.chunk, chunk),
             sequences=min(settings.sequences, sequences),

@@ -15,7 +15,7 @@ planner.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
@@ -154,7 +154,7 @@ def _components(
     model, device = side.inventory, place.planned()
     longest = max(load.longest for load in loads)
     chunk = min(chunk, longest)
-    settings = replace(side.settings, chunk=chunk, context=longest, sequences=1)
+    settings = side.settings._replace(chunk=chunk, context=longest, sequences=1)
     itemsize, net = settings.itemsize, network.model
     parts = [
         Component(PROCESS, Kind.PROCESS, PROCESS_BYTES if device.cpu else 0, basis="measured"),
@@ -207,7 +207,7 @@ def _components(
 def _workspace(side: Participant, chunk: int, longest: int, *, cpu: bool) -> int:
     """Workspace of a chunk in a layer, and of the rows that pictures bring, in bytes."""
     model = side.inventory
-    settings = replace(side.settings, chunk=chunk, context=longest, sequences=1)
+    settings = side.settings._replace(chunk=chunk, context=longest, sequences=1)
     attention = hybrid.attention_bytes(model, settings.itemsize, chunk, kernels=not cpu)
     pictures = chunk * side.config.text.hidden_size * settings.itemsize * 2
     if cpu:

@@ -157,11 +157,11 @@ def allocation_of(variant: Variant, place: TargetDevice, formats: Settings | Non
     found = allocate(facts, variant.load, place)
     kept = formats or found.settings
     tower = variant.tower_weights or kept.vision_weights
-    settings = replace(found.settings, head=kept.head, vision_weights=tower)
+    settings = found.settings._replace(head=kept.head, vision_weights=tower)
     if settings == found.settings:
         return found
-    least = replace(
-        settings, pool_tokens=0, concurrency=1, step_graphs=False, draft_graphs=False, encoder_cache_bytes=0
+    least = settings._replace(
+        pool_tokens=0, concurrency=1, step_graphs=False, draft_graphs=False, encoder_cache_bytes=0
     )
     for each in (settings, least):
         needed = footprint(inventory(facts), each, found.device)

@@ -11,7 +11,7 @@ from snugvl.planner.capabilities import Option
 from snugvl.planner.costs import kv_formats_on, tier
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.native.hybrid import EACH, NATIVE_STEPS, SNAPSHOTS, keeping
-from snugvl.planner.engines.rules import Spread
+from snugvl.planner.engines.rules import Spread, Ways
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
 from snugvl.planner.footprint.total import Footprint, footprint
 from snugvl.planner.footprint.vision import largest_image, scales
@@ -67,7 +67,7 @@ class Fitter:
         """The best that fits: comfort, then KV format, the goal, the fewest GPUs, what is left, speed."""
         if self.option.offload:
             return self._least_offloaded()
-        if self.least.missing_bytes > 0:  # nor does anything larger fit, and most models are too large
+        if not self.any:  # most models are too large
             return None
         found: list[Fitted] = []
         for kv in self.kv_formats:
@@ -76,6 +76,12 @@ class Fitter:
                 if self.goal(best) is self.goals[-1]:
                     break  # no coarser cache reaches more
         return max(found, key=self._worth, default=None)  # the first of equals
+
+    @property
+    def any(self) -> bool:
+        """Whether anything fits, which takes less time to know than the best: where the smallest way doesn't
+        fit, nothing larger does."""
+        return self.best is not None if self.option.offload else self.least.missing_bytes <= 0
 
     def _worth(self, fitted: Fitted) -> tuple[int, ...]:
         return *self.comfort(fitted), -self.tier(fitted), *self.goal(fitted).step
@@ -149,7 +155,7 @@ class Fitter:
         if self.rules.pooled or settings.gpus == 1:
             return self.rules.pooled and settings.kv_tokens >= tokens
         at_once = -(-tokens // settings.context)
-        return self.fits(self._leanest(replace(settings, concurrency=max(settings.concurrency, at_once))))
+        return self.fits(self._leanest(settings._replace(concurrency=max(settings.concurrency, at_once))))
 
     def reaching(self, nbytes: int) -> "Fitter":
         """A fitter of this option, limited to the goals that it reaches within `nbytes` bytes of each GPU."""
@@ -190,12 +196,12 @@ class Fitter:
                 return self.fitted(settings, goal.tokens)
         return None
 
-    def _first_that_fits(self, kinds: Iterable[Sequence[Settings]]) -> Settings | None:
+    def _first_that_fits(self, kinds: Iterable[Ways]) -> Settings | None:
         """The first settings that fit, kind by kind; in a kind each takes less GPU memory than the last."""
         found = (ways[bisect_left(ways, True, key=self.fits)] for ways in kinds if self.fits(ways[-1]))
         return next(found, None)
 
-    def _offloads(self, goal: Goal) -> Iterable[list[Settings]]:
+    def _offloads(self, goal: Goal) -> Iterable[Ways]:
         """Settings with less and less on the GPU, by kind (`EngineRules.offload_ways`)."""
         kv: KVFormat = next(iter(self.kv_formats), "bf16")
         return self.rules.offload_ways(self.option.model, self.base(goal, kv, Spread()))
@@ -250,7 +256,7 @@ class Fitter:
             predictor=self.option.model.facts.predicts,
             on_gpu=not self.cpu,
         ).with_host_memory(page_locked=self.budgets[0].page_locks)
-        return replace(settings, draft_graphs=settings.predictor and self._records(settings))
+        return settings._replace(draft_graphs=settings.predictor and self._records(settings))
 
     def variants(self, base: Settings) -> tuple[Settings, ...]:
         """Settings that differ in speed alone, fastest first."""
@@ -277,7 +283,7 @@ class Fitter:
             return self._keeping(self._leanest(base), kept)
         fast = self.variants(base)[0]
         if state_bytes(self.option.model, base) and self.rules.pooled and not self.cpu:
-            fast = replace(fast, sequences=base.sequences)  # one of the variants; on a CPU there is one
+            fast = fast._replace(sequences=base.sequences)  # one of the variants; on a CPU there is one
         return self._keeping(fast, kept)
 
     def _leanest(self, base: Settings) -> Settings:
@@ -333,9 +339,9 @@ class Fitter:
             return settings
 
         def fits(count: int) -> bool:
-            return self.fits(replace(settings, expert_slots=count))
+            return self.fits(settings._replace(expert_slots=count))
 
-        return replace(settings, expert_slots=highest(slots, mixture.count, 1, fits))
+        return settings._replace(expert_slots=highest(slots, mixture.count, 1, fits))
 
     def _filled(self, settings: Settings, most: int) -> Settings:
         """The settings with as large a KV pool as fits, up to `most` tokens."""
@@ -343,13 +349,12 @@ class Fitter:
         each = block_bytes(self.option.model, settings)
         spare = self.spare_bytes(settings)
         room = min(max(most - low, 0) // BLOCK_TOKENS, spare // each if each else most)
-        return replace(
-            settings,
+        return settings._replace(
             pool_tokens=highest(
                 low,
                 low + room * BLOCK_TOKENS,
                 BLOCK_TOKENS,
-                lambda n: self.fits(replace(settings, pool_tokens=n)),
+                lambda n: self.fits(settings._replace(pool_tokens=n)),
             ),
         )
 
@@ -358,15 +363,15 @@ class Fitter:
         at once, kept encodings, CUDA graphs of prompts."""
         if self.cpu:
             return settings
-        more = replace(
-            settings, sequences=2 * settings.sequences, state_snapshots=2 * settings.state_snapshots
+        more = settings._replace(
+            sequences=2 * settings.sequences, state_snapshots=2 * settings.state_snapshots
         )
         if settings.sequences == NATIVE_STEPS[0][1] and self.spare_bytes(more) >= ROOMY_BYTES:
             settings = more
-        kept = replace(settings, encoder_cache_bytes=ENCODER_CACHE_BYTES)
+        kept = settings._replace(encoder_cache_bytes=ENCODER_CACHE_BYTES)
         if settings.images and self.spare_bytes(kept) >= ROOMY_BYTES:
             settings = kept
-        graphs = replace(settings, step_graphs=True, draft_graphs=False)
+        graphs = settings._replace(step_graphs=True, draft_graphs=False)
         if self._records(settings) and self.spare_bytes(graphs) >= ROOMY_BYTES:
             settings = graphs
         return settings
@@ -382,11 +387,10 @@ class Fitter:
         They take the place of a part of the cache, of which at least half stays, and of state snapshots, of
         which a conversation's stay. None: there is no room.
         """
-        mine = replace(settings, predictor=True, draft_graphs=not settings.step_graphs)
+        mine = settings._replace(predictor=True, draft_graphs=not settings.step_graphs)
         if not self._records(mine) or not self.option.gives(mine):
             return None
-        least = replace(
-            mine,
+        least = mine._replace(
             pool_tokens=max(settings.kv_tokens // 2, settings.context),
             state_snapshots=min(settings.state_snapshots, SNAPSHOTS),
         )
@@ -406,7 +410,7 @@ class Fitter:
         limit = self.option.context_limit
 
         def fits(context: int) -> bool:
-            return self.fastest(replace(base, context=context)) is not None
+            return self.fastest(base._replace(context=context)) is not None
 
         return highest(low, limit, CONTEXT_GRAIN, fits) if low <= limit and fits(low) else None
 

@@ -1,6 +1,6 @@
 """The result of the solver, and the order in which ways to run a model are preferred."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from snugvl.core.ledger import PlannedPart, RunningPlan
@@ -96,7 +96,7 @@ class Score(NamedTuple):
 
 def subject_of(model: str, settings: Settings) -> str:
     """A text that names a model and exactly these settings."""
-    return " ".join([model, *(str(getattr(settings, name)) for name in type(settings).__slots__)])
+    return " ".join([model, *map(str, settings)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Allocation:
         """The allocation in plain values, for the report of the engine that runs it."""
         parts = (PlannedPart(x.name, x.nbytes, x.phase, x.why) for x in self.footprint.components)
         total, usable = self.footprint.total_bytes, self.usable_bytes
-        return RunningPlan(asdict(self.settings), tuple(parts), total, usable, self.changed, self.speed)
+        return RunningPlan(self.settings._asdict(), tuple(parts), total, usable, self.changed, self.speed)
 
 
 def allocation_of(choice: Choice) -> Allocation:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final
 
 from snugvl.checkpoint.catalogue import (
@@ -27,7 +27,7 @@ from snugvl.planner.footprint.total import Reason
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.plan import Choice, Cure, Plan
 from snugvl.planner.settings import ENGINES
-from snugvl.planner.solve import LEAST_RATE, MOST_WAITING_S, Candidate, solve
+from snugvl.planner.solve import LEAST_RATE, MOST_WAITING_S, Candidate, choice_for, solve
 from snugvl.planner.wishes import OPTION, Wishes, wishes_of
 
 KEPT: Final = ("images", "task", "language_only", "float32", "step_graphs", "prefix_cache")  # what it is for
@@ -50,7 +50,6 @@ def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
     return candidates
 
 
-@lru_cache(maxsize=128)
 def _facts(repo: str) -> ModelFacts:
     facts = catalogue_facts(repo)
     assert facts is not None, f"{repo} is of the catalogue"
@@ -96,7 +95,7 @@ def _ours(choice: Choice, machine: Machine, wishes: Wishes) -> Choice | None:
     if not known:
         return None
     smallest = Candidate(min(known, key=lambda each: each.download_bytes), -(entry.quality_rank or 0))
-    found = solve([smallest], machine, wishes.apart()).choice
+    found = choice_for([smallest], machine, wishes.apart())
     rates = [each.speed.decode_tokens_per_s if each else None for each in (found, choice)]
     return found if rates[0] and rates[1] and rates[0] >= rates[1] else None
 
@@ -113,7 +112,7 @@ def _widened(machine: Machine) -> Machine | None:
 def _with_more(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Choice | None:
     """The choice where nothing runs, had WSL2 more of the PC's memory; None without one."""
     wider = _widened(machine)
-    choice = None if wider is None else solve(candidates, wider, wishes).choice
+    choice = None if wider is None else choice_for(candidates, wider, wishes)
     return choice if choice and (choice.budget.gpu is None or beside_gpu_bytes(choice)) else None
 
 
@@ -247,7 +246,7 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
 
 def _with_gguf(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wishes) -> tuple[Reason, ...]:
     """The verdicts on other engines, with what a named mixture's GGUF gives here where one runs."""
-    found = (solve([each], machine, wishes).choice for each in _mixtures(named, machine))
+    found = (choice_for([each], machine, wishes) for each in _mixtures(named, machine))
     choice = next(filter(None, found), None)
     if choice is None or not (rate := choice.speed.decode_tokens_per_s):
         return plan.verdicts
@@ -318,7 +317,7 @@ def _quicker(plan: Plan, machine: Machine) -> Choice | None:
     choice = plan.choice
     if choice is None or choice.budget.gpu is not None or rules_of(choice.option.engine).reads_only_gguf:
         return None
-    other, speed = solve(_editions(choice.option.model.facts), machine, plan.wishes).choice, choice.speed
+    other, speed = choice_for(_editions(choice.option.model.facts), machine, plan.wishes), choice.speed
     soon, late = other and other.speed.decode_tokens_per_s, speed.decode_tokens_per_s
     return other if soon and late and late < QUICK and soon >= MUCH * late else None
 
@@ -345,7 +344,7 @@ def _served(
 ) -> Choice | None:
     """The choice that the printed command of `choice` makes on this machine; None where nothing fits."""
     sees = choice.option.model.facts.vision is not None
-    return solve(candidates, machine, wishes_of(load_options(choice, wishes), sees=sees)).choice
+    return choice_for(candidates, machine, wishes_of(load_options(choice, wishes), sees=sees))
 
 
 def _cure(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Cure | None:
@@ -354,7 +353,7 @@ def _cure(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> 
         if name in KEPT:
             continue
         fewer = wishes.without(name)
-        choice = solve(candidates, machine, fewer).choice
+        choice = choice_for(candidates, machine, fewer)
         if choice is not None and not choice.option.offload:
             said = exact_size(value) if name == "memory_bytes" else value
             return Cure(" ".join(typed(OPTION.get(name, name), said)), choice, fewer)
@@ -380,7 +379,9 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     once the best of the catalogue that holds as many."""
     if plan.choice is not None and plan.choice.option.offload:
         every = catalogue_candidates(sees=plan.wishes.images > 0)
-        return replace(plan, instead=_as_served(solve(every, machine, plan.others), every, machine).choice)
+        return replace(
+            plan, instead=_as_served(solve(every, machine, plan.others, reasons=False), every, machine).choice
+        )
     if plan.choice is not None or plan.closest is None:
         return plan
     facts = plan.closest.option.model.facts
@@ -390,14 +391,14 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
         others = [each for each in published.editions if _facts(each).download_bytes < facts.download_bytes]
     if published is not None:  # finer ones first; each alone may leave experts in host memory
         others.sort(key=lambda each: -_facts(each).download_bytes)
-        tried = (solve([Candidate(_facts(each))], machine, plan.wishes).choice for each in others)
+        tried = (choice_for([Candidate(_facts(each))], machine, plan.wishes) for each in others)
         return replace(plan, instead=next(filter(None, tried), None))
     editions = [Candidate(form) for repo in others if (form := catalogue_facts(repo)) is not None]
-    other = solve(editions, machine, plan.wishes).choice if editions else None
+    other = choice_for(editions, machine, plan.wishes) if editions else None
     other = None if other is not None and other.option.offload else other
     if other is None and facts.quantization is None and facts.gguf is None and machine.gpus:
         edition = replace(four_bits(facts), name=f"a pre-quantized 4-bit edition of {facts.name} (AWQ, GPTQ)")
-        other = solve([Candidate(edition)], machine, plan.wishes).choice
+        other = choice_for([Candidate(edition)], machine, plan.wishes)
     if other is None and plan.wishes.concurrency > 1:
-        other = solve(catalogue_candidates(sees=plan.wishes.images > 0), machine, plan.wishes).choice
+        other = choice_for(catalogue_candidates(sees=plan.wishes.images > 0), machine, plan.wishes)
     return replace(plan, instead=other)

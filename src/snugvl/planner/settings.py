@@ -1,7 +1,6 @@
 """Settings of a run: every choice that changes a byte of memory, as one frozen value."""
 
-from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from snugvl.core.config import KVFormat as KVFormat
 from snugvl.core.formats import Precision
@@ -19,8 +18,7 @@ DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and v
 DEFAULT_SEQUENCES: Final = 16  # EngineConfig's max_num_seqs
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """One way to run a model.
 
     Attributes:
@@ -98,7 +96,9 @@ class Settings:
         Steps with experts in host memory are CUDA graphs only where the GPU reads them by itself.
         """
         eager = self.eager if self.expert_slots is None else not page_locked
-        return replace(self, page_locked=page_locked, eager=eager)
+        if (page_locked, eager) == (self.page_locked, self.eager):
+            return self
+        return self._replace(page_locked=page_locked, eager=eager)
 
     @property
     def kv_tokens(self) -> int:

@@ -25,13 +25,13 @@ from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Reason]:
     """Why not the model's largest images, and why not twice the context."""
     rejections = []
-    base = replace(choice.settings, state_snapshots=0)  # they give way
+    base = choice.settings._replace(state_snapshots=0)  # they give way
     if base.images and scales(fitter.option.model) and fitter.wishes.max_pixels is None:
         most = largest_image(fitter.option.model, None).tokens
         context = max(
             base.context, min(most * base.images + LEAST_ROOM_TOKENS, fitter.wishes.context or 1 << 62)
         )
-        tried = replace(base, context=context, max_pixels=pixels_for(fitter.option.model, most))
+        tried = base._replace(context=context, max_pixels=pixels_for(fitter.option.model, most))
         if most > choice.tokens and fitter.fastest(tried) is None:
             leanest = _leanest(fitter, tried)
             fits = megapixels(choice.settings.max_pixels or 0)
@@ -46,13 +46,13 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Reason]:
             )
     wider = []
     if base.kv != "bf16" and fitter.wishes.kv_cache is None:
-        wider.append(("the KV cache", replace(base, kv="bf16"), f"in {base.kv_name} it fits"))
+        wider.append(("the KV cache", base._replace(kv="bf16"), f"in {base.kv_name} it fits"))
     if base.vision_weights != "bf16":
-        wider.append(("the vision tower", replace(base, vision_weights="bf16"), "in int8 it fits"))
+        wider.append(("the vision tower", base._replace(vision_weights="bf16"), "in int8 it fits"))
     elif base.head != "bf16":
         both = base.embedding == "gpu"
         part, fits = ("embedding and lm_head", "they fit") if both else ("lm_head", "it fits")
-        wider.append((part, replace(base, head="bf16"), f"in int8 {fits}"))
+        wider.append((part, base._replace(head="bf16"), f"in int8 {fits}"))
     for part, tried, fits in wider:
         if fitter.fastest(tried) is None:
             kind = tried.kv_name if tried.kv != base.kv else "bf16"
@@ -60,7 +60,7 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Reason]:
             rejections.append(_rejection(what, _leanest(fitter, tried), fits))
     limit = fitter.option.context_limit
     if fitter.wishes.context is None and base.context < limit:
-        doubled = replace(base, context=min(limit, 2 * base.context))
+        doubled = base._replace(context=min(limit, 2 * base.context))
         if fitter.fastest(doubled) is None:
             leanest = _leanest(fitter, doubled)
             what = f"a context of {doubled.context:,} tokens"
@@ -142,7 +142,7 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
             return f"it fits with {text}"
     given = -(-(free_for(least.budget, least.footprint.total_bytes) - least.budget.free_bytes) >> 20) << 20
     freed = [changed(budget, budget.free_bytes + given, limit) for budget in fitter.budgets]
-    if 0 < given <= lent and Fitter(fitter.option, fitter.wishes, freed, fitter.host).best is not None:
+    if 0 < given <= lent and Fitter(fitter.option, fitter.wishes, freed, fitter.host).any:
         where = " on each GPU" if least.settings.gpus > 1 else ""
         back = f"{given >> 20:,} MiB back{where}, of {format_size(lent)} that they hold; a tenth stays free"
         return f"it fits when other programs give {back}"
@@ -154,7 +154,7 @@ def _fits(fitter: Fitter, wishes: Wishes) -> bool:
     found = fitter.budgets
     if wishes.memory_bytes != fitter.wishes.memory_bytes:
         found = [changed(budget, budget.free_bytes, wishes.memory_bytes) for budget in found]
-    return Fitter(fitter.option, wishes, found, fitter.host).best is not None
+    return Fitter(fitter.option, wishes, found, fitter.host).any
 
 
 def _changes(fitter: Fitter, least: Fitted) -> Iterator[tuple[str, Wishes]]:

@@ -310,7 +310,7 @@ def step_reads(model: Inventory, settings: Settings, crossing: int = 0) -> Itera
     yield part_bytes(model, settings, head), _values(model, head) * each
     sharing = settings.tensor_parallel * settings.pipeline_parallel  # GPUs of one copy of the model
     # A window's blocks also hold a prefill step's tokens; a decode step reads the window.
-    yield kv_bytes(model, replace(settings, chunk=1), settings.context // 2) * sharing, 0.0
+    yield kv_bytes(model, settings._replace(chunk=1), settings.context // 2) * sharing, 0.0
 
 
 def instructions(weights: str) -> float:
@@ -327,7 +327,7 @@ def _processor_step_s(model: Inventory, settings: Settings, budget: Budget) -> t
     """Seconds of a decode step without a GPU that are likely, the least and the most that they may be."""
     idle = _elements(model, "decoder", experts=True) * (1 - model.experts_read)
     read = WIDE_BYTES * (_values(model, "decoder") + _values(model, _head(model)) - idle)
-    nbytes = read + kv_bytes(model, replace(settings, chunk=1), settings.context // 2)
+    nbytes = read + kv_bytes(model, settings._replace(chunk=1), settings.context // 2)
     cores = budget.cores or ASSUMED_CORES
     plain = not instructions(settings.weights) and not model.has("blocks", "decoder")
     core = PLAIN_CORE_RATE if plain else QUANTIZED_CORE_RATE

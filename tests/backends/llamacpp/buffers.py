@@ -13,7 +13,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ def main() -> None:
         side = model.facts.vision.patch_size * model.facts.vision.merge_size
         for context, slots, chunk, kv, tokens in CELLS:
             base = Settings("llamacpp", context=context, concurrency=slots, chunk=chunk, on_gpu=False)
-            settings = replace(base, kv=kv, max_pixels=tokens * side**2)
+            settings = base._replace(kv=kv, max_pixels=tokens * side**2)
             cell = {"model": name, "type": kind, "context": context, "slots": slots, "chunk": chunk, "kv": kv}
             found = planned(model, settings), taken(path, settings, tokens)
             rows.append(cell | {"image_tokens": tokens, "planned": found[0], "taken": found[1]})

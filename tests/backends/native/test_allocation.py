@@ -223,7 +223,7 @@ def test_graphs_of_prompts_take_what_is_left_and_nothing_else() -> None:
     assert engine_config(plain_one, LoadOptions()).step_graph_bytes == 0
     assert 100 * MIB < graphs.footprint.named(POOL) < 700 * MIB
     assert 60 * MIB < graphs.footprint.named(DRIVER) < 90 * MIB
-    assert replace(graphs.settings, step_graphs=False) == plain_one.settings
+    assert graphs.settings._replace(step_graphs=False) == plain_one.settings
     before, after = planned_rows(plain_one, model), planned_rows(graphs, model)
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
         "CUDA graphs": graphs.footprint.named(POOL),
@@ -271,7 +271,7 @@ def test_a_predictor_is_planned_for_who_asks_and_where_it_takes_cache_alone() ->
         )
         assert auto.footprint.total_bytes <= auto.usable_bytes
         own = {"predictor": False, "draft_graphs": False, "pool_tokens": before.pool_tokens}
-        assert replace(after, **own, state_snapshots=before.state_snapshots) == before
+        assert after._replace(**own, state_snapshots=before.state_snapshots) == before
         assert before.kv_tokens // 2 <= after.kv_tokens <= before.kv_tokens
         assert min(before.state_snapshots, 4) <= after.state_snapshots <= before.state_snapshots
     with pytest.raises(RequestError, match="no multi-token predictor for --speculation mtp") as caught:

@@ -40,7 +40,7 @@ def test_an_engine_runs_a_plan_with_experts_in_host_memory(tmp_path: Path) -> No
     whole = load_engine(options)
     assert whole.beside == ()
     was, model = whole.allocation, inventory(facts_of(options.model))
-    settings = replace(was.settings, expert_slots=2)
+    settings = was.settings._replace(expert_slots=2)
     planned: Allocation = replace(was, settings=settings, footprint=footprint(model, settings, was.device))
     right, in_all = answer(whole), whole.weights["text weights"]
     assert len(set(right)) > 3

@@ -79,9 +79,9 @@ def choose(facts: ModelFacts, options: LoadOptions, place: TargetDevice, backend
 def _difference(before: Allocation, now: Allocation) -> str:
     """The sentence on what changed between two plans, with the numbers."""
     changed = [
-        f"{each.name} {was} → {new}"
-        for each in fields(Settings)
-        if (was := getattr(before.settings, each.name)) != (new := getattr(now.settings, each.name))
+        f"{name} {was} → {new}"
+        for name, was, new in zip(Settings._fields, before.settings, now.settings, strict=True)
+        if was != new
     ]
     again = f"planned again: {', '.join(changed) or 'the same settings'}"
     was_free, is_free = format_size(before.usable_bytes), format_size(now.usable_bytes)

@@ -7,7 +7,7 @@ is the default here: PyTorch on a GPU that CUDA reaches, one GPU, no options tha
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.quantized import OWN_INSTEAD
@@ -43,6 +43,28 @@ class Spread:
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Settings that differ in one number, made as they are read: a bisection reads few of them.
+
+    Attributes:
+        base: the settings, whatever that number is there.
+        field: its name.
+        numbers: its values, in order.
+    """
+
+    base: Settings
+    field: Literal["host_experts", "offloaded"]
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: int) -> Settings:
+        changed: dict[str, Any] = {self.field: self.numbers[place]}
+        return self.base._replace(**changed)
 
 
 class EngineRules(ABC):
@@ -145,7 +167,7 @@ class EngineRules(ABC):
         """Settings that differ in speed alone, fastest first."""
         yield base
 
-    def offload_ways(self, model: Inventory, base: Settings) -> Iterable[list[Settings]]:
+    def offload_ways(self, model: Inventory, base: Settings) -> Iterable[Ways]:
         """Ways with less and less on the GPU, by kind, the least costly first, which mostly does."""
         return []
 

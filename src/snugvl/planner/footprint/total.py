@@ -16,8 +16,8 @@ allocator's own steps for tensors in the order in which they are made.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
 
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.options import Engine
@@ -121,8 +121,7 @@ PROCESS_BYTES = 320 << 20  # of a process with torch, as `/memory` measured it w
 FUSED_SINCE = (8, 0)  # flash attention in PyTorch; before, grouped heads fall back to plain matrix products
 
 
-@dataclass(frozen=True, slots=True)
-class Component:
+class Component(NamedTuple):
     """A component of a footprint: bytes with a name and a reason.
 
     Attributes:
@@ -139,9 +138,6 @@ class Component:
     basis: Basis = "computed"
     why: str = ""
 
-    def __post_init__(self) -> None:
-        assert self.nbytes >= 0, f"{self.name} has {self.nbytes} bytes"
-
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -155,6 +151,7 @@ class Footprint:
     def __post_init__(self) -> None:
         sums: dict[Phase, int] = dict.fromkeys(("always", *PHASES), 0)
         for component in self.components:
+            assert component.nbytes >= 0, f"{component.name} has {component.nbytes} bytes"
             sums[component.phase] += component.nbytes
         peak = max(PHASES, key=lambda phase: sums[phase])
         object.__setattr__(self, "always_bytes", sums["always"])
@@ -229,7 +226,7 @@ class Device:
 def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint:
     """Every component of `settings` on the fullest of its GPUs."""
     if settings.data_parallel > 1:  # each copy for itself, with its share of the requests
-        settings = replace(settings, concurrency=settings.concurrency_of_copy, data_parallel=1)
+        settings = settings._replace(concurrency=settings.concurrency_of_copy, data_parallel=1)
     rules, measured = rules_of(settings.engine), device.context_measured
     parts = []
     if device.cpu:

@@ -30,7 +30,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.formats import BITSANDBYTES, FEW_BITS, FORMATS, Format
@@ -55,6 +56,13 @@ JOINED: Final = re.compile(  # parts of one matrix: of all experts, an MLP, atte
     r"(?<=\.)(?:experts\.\d+\.(?:(?P<experts>gate_proj|up_proj)|down_proj)|(?P<mlp>gate_proj|up_proj)"
     r"|(?P<qkv>[qkv]_proj)|in_proj_(?:(?P<linear>qkv|z)|(?P<rates>b|a))|(?P<router>(?:shared_expert_)?gate))(?=\.)"
 )
+
+# Nothing else of the settings changes a weight, and a solver asks for the same ones again and again.
+_OF_WEIGHTS: Final = (
+    "engine", "weights", "head", "vision", "embedding", "tensor_parallel", "pipeline_parallel", "float32",
+    "offloaded", "language_only", "vision_weights", "expert_slots",
+)  # fmt: skip
+_of_weights: Final = attrgetter(*_OF_WEIGHTS)
 
 Matrix = tuple[tuple[TensorGroup, int], ...]
 """Tensors that become one matrix of our network, by group, with how many there are of each."""
@@ -327,27 +335,13 @@ def weight_components(model: Inventory, settings: Settings) -> tuple[Component, 
     Parts are divided by the GPUs that share them: tensor parallelism cuts every matrix, pipeline parallelism
     cuts the layers (the embedding and the head stay whole on the first and the last GPU).
     """
-    # Nothing else of the settings changes a weight: a solver asks for the same ones again and again.
-    needed = Settings(
-        settings.engine,
-        settings.weights,
-        settings.head,
-        images=min(settings.images, 1),
-        vision=settings.vision,
-        embedding=settings.embedding,
-        tensor_parallel=settings.tensor_parallel,
-        pipeline_parallel=settings.pipeline_parallel,
-        float32=settings.float32,
-        offloaded=settings.offloaded,
-        language_only=settings.language_only,
-        vision_weights=settings.vision_weights,
-        expert_slots=settings.expert_slots,
-    )
-    return _components(model, needed)
+    return _components(model, settings.images > 0, _of_weights(settings))
 
 
 @lru_cache(maxsize=4096)  # all that plans for every form of every model ask for
-def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
+def _components(model: Inventory, images: bool, values: tuple[Any, ...]) -> tuple[Component, ...]:
+    """`values`: of the settings of `_OF_WEIGHTS`."""
+    settings = Settings(**dict(zip(_OF_WEIGHTS, values, strict=True)), images=int(images))
     return rules_of(settings.engine).weight_components(model, settings)
 
 
@@ -409,32 +403,44 @@ def part_bytes(model: Inventory, settings: Settings, part: Part, *, experts: boo
 
 def streaming_sizes(model: Inventory, settings: Settings) -> list[tuple[int, int]]:
     """(bytes, count) of a streamed tower's tensors on the GPU, with the room for its largest block."""
-    pieces, beside = _pieces(model, settings)
-    blocks = [nbytes for name, nbytes in pieces.items() if name.startswith("blocks")]
-    return [*((nbytes, 1) for nbytes in beside), (max(blocks) + max(pieces.values()), 1)]
+    pieces = list(_pieces(model, settings))
+    block = max(nbytes for kind, nbytes, _ in pieces if kind == "blocks")
+    beside = [
+        (nbytes, many)
+        for kind, groups, _ in _streamable(model)
+        for group, many in groups
+        for nbytes in loaded_parts(group, settings)
+        if not kind
+    ]
+    return [*beside, (block + max(nbytes for _, nbytes, _ in pieces), 1)]
 
 
 def crossing_bytes(model: Inventory, settings: Settings) -> int:
     """Bytes of a streamed tower in host memory, which are copied to the GPU for every picture."""
     if settings.vision != "streamed" or without_tower(settings):
         return 0
-    return sum(_pieces(model, settings)[0].values())
+    return sum(nbytes * alike for _, nbytes, alike in _pieces(model, settings))
 
 
-@lru_cache(maxsize=16)
-def _pieces(model: Inventory, settings: Settings) -> tuple[dict[str, int], list[int]]:
-    """Bytes of each piece of a tower that can be streamed, and of each tensor that is in none."""
-    pieces: dict[str, int] = defaultdict(int)
-    beside: list[int] = []
+def _pieces(model: Inventory, settings: Settings) -> Iterator[tuple[str, int, int]]:
+    """Pieces in which a tower is streamed: their kind, the bytes of one, and how many are alike."""
+    for kind, groups, alike in _streamable(model):
+        if kind:
+            parts = ((loaded_parts(group, settings), many) for group, many in groups)
+            yield kind, sum(up(part, STREAM_ALIGNMENT) * many for each, many in parts for part in each), alike
+
+
+@lru_cache(maxsize=64)
+def _streamable(model: Inventory) -> tuple[tuple[str, Matrix, int], ...]:
+    """A tower's tensors by piece: the piece's kind (empty for tensors that are in none), its tensors by
+    group, and how many pieces are alike."""
+    found: dict[str, Counter[TensorGroup]] = defaultdict(Counter)
     for tensor in model.facts.tensors:
-        if tensor.role not in ("vision", "connector") or not tensor.loaded:
-            continue
-        parts = loaded_parts(group_of(tensor), settings)
-        if found := STREAMED.search(tensor.name):
-            pieces[found["piece"]] += sum(up(part, STREAM_ALIGNMENT) for part in parts)
-        else:
-            beside += parts
-    return pieces, beside
+        if tensor.role in ("vision", "connector") and tensor.loaded:
+            match = STREAMED.search(tensor.name)
+            found[match["piece"] if match else ""][group_of(tensor)] += 1
+    kinds = Counter((piece.partition(".")[0], tuple(groups.items())) for piece, groups in found.items())
+    return tuple((kind, groups, alike) for (kind, groups), alike in kinds.items())
 
 
 def weight_bytes(model: Inventory, settings: Settings) -> int:

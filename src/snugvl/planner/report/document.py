@@ -82,7 +82,7 @@ def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
     return {
         "model": choice.option.model.name,
         "stored_format": choice.option.stored_quality,
-        "settings": asdict(choice.settings),
+        "settings": choice.settings._asdict(),
         "image_tokens": choice.tokens,
         "gpus": [gpu.index for gpu in choice.gpus],
         "total_bytes": choice.footprint.total_bytes,

@@ -295,7 +295,7 @@ def _choice_notes(plan: Plan, choice: Choice, machine: Machine) -> list[str]:
         freed = format_size(part_bytes(choice.option.model, choice.settings, "vision"))
         notes.append(f"No images are asked for; --language-only would also free the vision tower's {freed}.")
     if choice.settings.language_only:
-        whole = replace(choice.settings, language_only=False)
+        whole = choice.settings._replace(language_only=False)
         freed = format_size(part_bytes(choice.option.model, whole, "vision"))
         notes.append(
             f"Language only: without the vision tower {freed} of weights and the room for images are free; "
@@ -431,7 +431,7 @@ def _long_wait(choice: Choice, wishes: Wishes, machine: Machine) -> list[str]:
     fewer = max(QUICK_PIXELS, pixels_for(model, wishes.least_image_tokens))
     if waits is None or waits <= LONG_WAIT_S or pixels <= fewer:
         return []
-    quick = roofline(model, replace(settings, max_pixels=fewer), choice.budget).first_token_s
+    quick = roofline(model, settings._replace(max_pixels=fewer), choice.budget).first_token_s
     assert quick is not None
     wait = f"On a processor the answer about a picture of {megapixels(pixels)} begins after {waits:.0f} s at "
     if machine.others:  # less may fit a GPU that llama.cpp alone uses

@@ -18,7 +18,6 @@ computes them: nothing crosses the link but activations.
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -115,7 +114,7 @@ def cache_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> tuple[int
 def snapshot_bytes(model: Inventory, settings: Settings) -> int:
     """Bytes of one state snapshot of a slot: recurrent states, and the cells of windows, which can't be
     rolled back to an earlier token."""
-    one = replace(settings, concurrency=1)
+    one = settings._replace(concurrency=1)
     layers = model.facts.text.kv_layers
     windows = sum(_cache_bytes(layer, one) for layer in layers if layer.window is not None)
     return windows + sum(layer.state_bytes for layer in layers)

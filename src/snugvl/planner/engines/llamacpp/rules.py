@@ -43,7 +43,7 @@ from snugvl.planner.engines.llamacpp.footprint import (
     placed,
     snapshot_bytes,
 )
-from snugvl.planner.engines.rules import EngineRules
+from snugvl.planner.engines.rules import EngineRules, Ways
 from snugvl.planner.footprint.total import Component, Device, Reason
 from snugvl.planner.footprint.vision import scales
 from snugvl.planner.inventory import Inventory
@@ -106,9 +106,9 @@ class LlamacppRules(EngineRules):
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
         """Settings that differ in the size of a step alone, the largest first."""
         for chunk in CHUNKS:
-            yield replace(base, chunk=chunk)
+            yield base._replace(chunk=chunk)
 
-    def offload_ways(self, model: Inventory, base: Settings) -> Iterator[list[Settings]]:
+    def offload_ways(self, model: Inventory, base: Settings) -> Iterator[Ways]:
         """Ways with less and less on the GPU: first experts, then layers, at last the tower as well.
 
         A token reads few experts of a mixture, so a processor is quick at them. A tower without a GPU takes
@@ -120,10 +120,10 @@ class LlamacppRules(EngineRules):
         towers: tuple[Placement, ...] = ("gpu", "cpu") if base.images else (base.vision,)
         chunks = STEPS_BESIDE if experts else (base.chunk,)
         for chunk in chunks:
-            yield [replace(base, host_experts=number, chunk=chunk) for number in range(experts + 1)]
+            yield Ways(base._replace(chunk=chunk), "host_experts", range(experts + 1))
         for tower in towers:
-            of_tower = replace(base, host_experts=experts, vision=tower)
-            yield [replace(of_tower, offloaded=number) for number in range(1, layers + 1)]
+            of_tower = base._replace(host_experts=experts, vision=tower)
+            yield Ways(of_tower, "offloaded", range(1, layers + 1))
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:
         """Host memory that llama-server takes beside a GPU, in bytes."""

@@ -221,6 +221,7 @@ def attention_bytes(w: Widths, sequences: int) -> int:
     return sequences * w.heads * ATTENTION_SPLITS * (w.d + 1) * 4
 
 
+@lru_cache(maxsize=256)
 def graph_sizes(sequences: int) -> tuple[int, ...]:
     """Batch sizes that get a CUDA graph."""
     largest = min((size for size in GRAPH_SIZES if size >= sequences), default=GRAPH_SIZES[-1])

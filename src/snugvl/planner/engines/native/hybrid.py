@@ -20,7 +20,6 @@ one for each sequence that may run, and snapshots where prompts may start (`engi
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -84,7 +83,7 @@ def keeping(
         return settings
     now, most = settings.state_snapshots, min(most, settings.kv_tokens // TOKENS)
     more = most - now if spare_bytes is None else min(most - now, spare_bytes // each)
-    return replace(settings, state_snapshots=now + max(more, 0))
+    return settings._replace(state_snapshots=now + max(more, 0))
 
 
 def steps(model: Inventory, base: Settings) -> Sequence[tuple[int, int]]:

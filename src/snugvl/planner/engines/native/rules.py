@@ -13,6 +13,7 @@ well is read whole for every token, and stays on the GPU.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby, product
 from typing import Final
 
@@ -69,7 +70,7 @@ class NativeRules(EngineRules):
         Options that stream the vision tower come last, unless that is wished.
         """
         if model.facts.gguf is not None:
-            model = inventory(ours(model.facts))
+            model = _renamed(model)
         stored, capability = stored_format(model), device.compute_capability
         if model.facts.gguf is not None and model.facts.gguf.why_not:
             return Reason("native", model.facts.gguf.why_not)
@@ -151,7 +152,7 @@ class NativeRules(EngineRules):
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
         """Settings that differ in chunk and sequences alone, fastest first; one on a CPU."""
         if cpu:
-            yield replace(base, sequences=max(DEFAULT_SEQUENCES, base.sequences))
+            yield base._replace(sequences=max(DEFAULT_SEQUENCES, base.sequences))
             return
         mixture = model.facts.text.mixture
         if base.expert_slots is not None and mixture is not None:
@@ -159,11 +160,11 @@ class NativeRules(EngineRules):
             # they are filled later.
             chunks = list(dict.fromkeys(chunk for chunk, _ in NATIVE_STEPS))
             for chunk, slots in ((chunks[0], mixture.count), *((chunk, 0) for chunk in chunks)):
-                yield replace(base, chunk=chunk, expert_slots=slots)
+                yield base._replace(chunk=chunk, expert_slots=slots)
             return
         for chunk, sequences in steps(model, base):
             if sequences >= base.sequences or (chunk, sequences) == NATIVE_STEPS[0]:
-                yield replace(base, eager=False, chunk=chunk, sequences=max(sequences, base.sequences))
+                yield base._replace(eager=False, chunk=chunk, sequences=max(sequences, base.sequences))
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
         """Components of weights, pool, states, pictures, and the workspace of its steps."""
@@ -206,6 +207,12 @@ class NativeRules(EngineRules):
     def why(self, choice: Choice) -> str | None:
         """The reason for choosing it: it is the first choice where it runs a model."""
         return f"our own engine runs the {choice.option.model.facts.family} family, and is preferred"
+
+
+@lru_cache(maxsize=64)
+def _renamed(model: Inventory) -> Inventory:
+    """A GGUF's inventory with the tensors of our network."""
+    return inventory(ours(model.facts))
 
 
 def _split(formats: Iterable[Precision]) -> list[Precision]:

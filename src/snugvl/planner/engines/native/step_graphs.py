@@ -14,7 +14,6 @@ Beside it the driver keeps every graph's kernels and their arguments, and cuBLAS
 good: the same as for the graphs of decode steps, where those need it.
 """
 
-from dataclasses import replace
 from typing import Final
 
 from snugvl.core.formats import LOW_BIT
@@ -92,7 +91,7 @@ def _step_kernels(model: Inventory, settings: Settings) -> int:
 
 def pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
     """Bytes of torch's memory that the graphs take, in one piece."""
-    steps = replace(settings, chunk=_tokens(settings), images=0)
+    steps = settings._replace(chunk=_tokens(settings), images=0)
     work = max(prefill_bytes(model, steps), split_workspace(model, settings, SMALL_ROWS, multiprocessors))
     if _pictures(model, settings):
         picture = ImageSize(PATCHES // _merge(model), PATCHES)

@@ -14,7 +14,7 @@ from snugvl.core.formats import BITSANDBYTES, INTEGERS, PREQUANTIZED, WeightsNam
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import MIB, format_size
 from snugvl.planner.capabilities import Option, prefers_fp32, stored_format
-from snugvl.planner.engines.rules import EngineRules
+from snugvl.planner.engines.rules import EngineRules, Ways
 from snugvl.planner.engines.transformers.footprint import (
     LAYER,
     host_bytes,
@@ -92,9 +92,9 @@ class TransformersRules(EngineRules):
             return "bitsandbytes, which makes them, leaves a mixture's experts in bf16; use a 4-bit edition"
         return super().stored_as(option)
 
-    def offload_ways(self, model: Inventory, base: Settings) -> list[list[Settings]]:
+    def offload_ways(self, model: Inventory, base: Settings) -> list[Ways]:
         """Ways with ever less on the GPU: the tower first, copied once a picture, a layer once a token."""
-        return [[replace(base, vision="cpu", offloaded=n) for n in range(model.facts.text.num_layers + 1)]]
+        return [Ways(base._replace(vision="cpu"), "offloaded", range(model.facts.text.num_layers + 1))]
 
     def host_bytes(self, model: Inventory, settings: Settings) -> int:
         """Bytes of host memory of offloaded layers and tower, and of the process."""

@@ -45,7 +45,7 @@ block.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -262,7 +262,7 @@ def vllm_weight_components(model: Inventory, settings: Settings) -> tuple[Compon
         for part in PARTS
         if nbytes[part]
     ]
-    allocator = loading_bytes(model, replace(settings, chunk=0))
+    allocator = loading_bytes(model, settings._replace(chunk=0))
     rounding = allocator.allocated - sum(nbytes.values()) - sum(rotary_caches(model))
     left_over = allocator.reserved - allocator.allocated
     return (

@@ -13,7 +13,6 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 from snugvl.core.memory_kinds import Kind
@@ -106,7 +105,7 @@ class VllmRules(EngineRules):
         for eager in (False, True):
             for chunk, sequences in VLLM_STEPS:
                 most = max(sequences, -(-base.sequences // base.data_parallel))
-                yield replace(base, eager=eager, chunk=chunk, sequences=most)
+                yield base._replace(eager=eager, chunk=chunk, sequences=most)
 
     def components(self, model: Inventory, settings: Settings, device: Device) -> list[Component]:
         """Components of weights, cache, and workspace, whether vLLM profiles it or not."""
