@@ -172,8 +172,8 @@ def forced(
     """What two and a half tokens a step bring, whoever guessed them: off, forced and by auto in turn."""
     engine, asked = model.backend._engine, questions("free", count, tokens)
     asked = [replace(each, sampling=replace(each.sampling, ignore_eos=True)) for each in asked]
-    guessers = {"off": guesser_of(engine, "off"), "forced": guesser_of(engine, method)}
-    guessers["auto"] = guesser_of(engine, "auto")
+    modes = {"off": "off", "forced": method, "auto": "auto"}
+    guessers = {name: guesser_of(engine, mode) for name, mode in modes.items()}
     speeds: dict[str, list[float]] = {name: [] for name in guessers}
     steps = dict.fromkeys(speeds, 0)
     for round_ in range(1 + rounds):
@@ -191,21 +191,21 @@ def forced(
     row: dict[str, Any] = {"kind": kind, "method": method, "clients": clients, "requests": count}
     row |= {f"{name}, tokens/s": median(values) for name, values in speeds.items()}
     for name in ("forced", "auto"):
-        row |= {f"{name} / off": ratio(speeds[name], speeds["off"])}
-        row |= {f"{name}: steps / steps off": steps[name] / steps["off"]}
-    return row | {
-        "forced: right of the guessed": guessers["forced"].accepted / max(guessers["forced"].drafted, 1)
-    }
+        row |= {
+            f"{name} / off": ratio(speeds[name], speeds["off"]),
+            f"{name}: steps": steps[name] / steps["off"],
+        }
+    drafted, accepted = guessers["forced"].drafted, guessers["forced"].accepted
+    return row | {"forced: right of the guessed": accepted / max(drafted, 1)}
 
 
 def main() -> None:
     """Measure, print, save."""
     parser = machine.parser(__doc__)
     parser.add_argument("model", nargs="?", default="pocket")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    for name, usual in (("--weights", "auto"), ("--memory", None), ("--experts", "auto")):
-        parser.add_argument(name, default=usual, help="as `snugvl serve` takes it")
+    for name in ("device", "dtype", "weights", "experts", "memory"):
+        usual = None if name == "memory" else "auto"
+        parser.add_argument(f"--{name}", default=usual, help="as `snugvl serve` takes it")
     parser.add_argument("--levels", default="1:6,8:16,32:32", help="clients and their requests")
     parser.add_argument("--method", choices=("ngram", "mtp"), default="ngram")
     parser.add_argument("--forced", action="store_true", help="2.5 tokens a step, whoever guessed them")

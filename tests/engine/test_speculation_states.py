@@ -20,7 +20,7 @@ from tests import hybrid
 from tests.engine.eager import engine_with, request
 from tests.engine.test_grammar import END, Rule, phrases
 from tests.engine.test_network import requests
-from tests.engine.test_speculation import SIZES, Prophet, Sure
+from tests.engine.test_speculation import SIZES, Prophet, Sure, measuring
 from tests.engine.toy import HybridToy, run, tokens
 
 
@@ -198,7 +198,7 @@ def test_auto_counts_the_steps_of_what_comes_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         Prophet, "propose", lambda self, most: ask(self, most) if len(self.generated) % 9 == 1 else []
     )
-    engine, _ = engine_with(False, HybridToy(), speculation="auto", **SIZES)
+    engine, _ = measuring(False, HybridToy())
     seen = chunks_of(engine)
     monkeypatch.setattr(Speculation, "_pays", lambda self, streams: True)
     monkeypatch.setattr(speculation.Payoff, "note", lambda self, drafted, *rest: noted.append(drafted))

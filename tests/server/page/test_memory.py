@@ -72,7 +72,9 @@ def table(page: Page) -> list[list[str]]:
 def measured(open_once: OpenPage) -> Iterator[Page]:
     """A page for tests that only look at it."""
     with live(Measured(rate=5000)) as url:
-        yield open_once(url)
+        page = open_once(url)
+        yield page
+        page.close()  # before its server ends, which it would ask in vain
 
 
 def test_planned_beside_measured(measured: Page) -> None:

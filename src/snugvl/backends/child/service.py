@@ -348,6 +348,7 @@ class ChildEngine(Supervised[Life]):
     async def _look_after(self, life: Life) -> None:
         """Do the background work of a life: a snapshot now and then, and the engine's `beside`."""
         beside: asyncio.Task[None] | None = None
+        over = asyncio.Event()  # as what goes on beside requests may drop its cancellation, and begin again
         try:
             while self._life is life:
                 await asyncio.sleep(self._supervision.snapshot_s)
@@ -355,15 +356,16 @@ class ChildEngine(Supervised[Life]):
                 if session is None:
                     continue
                 if beside is None:
-                    beside = asyncio.create_task(self._beside(session))
+                    beside = asyncio.create_task(self._beside(session, over))
                 await self._measure(session)
         finally:
+            over.set()
             if beside is not None:
                 beside.cancel()
 
-    async def _beside(self, session: Session) -> None:
-        """Run `beside`, again whenever it fails."""
-        while not session.api.closed:
+    async def _beside(self, session: Session, over: asyncio.Event) -> None:
+        """Run `beside`, again whenever it fails, until the life is over."""
+        while not (over.is_set() or session.api.closed):
             try:
                 await self.beside(session)
                 return

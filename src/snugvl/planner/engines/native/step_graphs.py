@@ -47,9 +47,9 @@ MOST_OF_DRAFTS: Final = 6  # of those steps: two numbers of tokens, three of seq
 NODE_BYTES: Final = 4 << 10
 TOWER_LAYER_KERNELS: Final = 12
 ROUTED: Final = 6  # scores, choice, order, two products, sum (`layers/kernels/products/grouped.py`)
-POOL: Final = "CUDA graphs of prompts and pictures"
-LIBRARY: Final = "cuBLAS workspace of graphs of prompts"
-DRIVER: Final = "driver's part of graphs of prompts"
+POOL: Final = "CUDA graphs of other steps"  # than of decodes
+LIBRARY: Final = "cuBLAS workspace of these"
+DRIVER: Final = "driver's part of these"
 
 
 def step_graph_components(
