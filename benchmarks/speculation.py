@@ -190,13 +190,9 @@ def forced(
                 steps[name] += engine.steps - before
     row: dict[str, Any] = {"kind": kind, "method": method, "clients": clients, "requests": count}
     row |= {f"{name}, tokens/s": median(values) for name, values in speeds.items()}
-    for name in ("forced", "auto"):
-        row |= {
-            f"{name} / off": ratio(speeds[name], speeds["off"]),
-            f"{name}: steps": steps[name] / steps["off"],
-        }
-    drafted, accepted = guessers["forced"].drafted, guessers["forced"].accepted
-    return row | {"forced: right of the guessed": accepted / max(drafted, 1)}
+    row |= {f"{name} / off": ratio(speeds[name], speeds["off"]) for name in ("forced", "auto")}
+    row |= {f"{name}: steps / steps off": steps[name] / steps["off"] for name in ("forced", "auto")}
+    return row
 
 
 def main() -> None:
@@ -204,8 +200,7 @@ def main() -> None:
     parser = machine.parser(__doc__)
     parser.add_argument("model", nargs="?", default="pocket")
     for name in ("device", "dtype", "weights", "experts", "memory"):
-        usual = None if name == "memory" else "auto"
-        parser.add_argument(f"--{name}", default=usual, help="as `snugvl serve` takes it")
+        parser.add_argument(f"--{name}", default=None if name == "memory" else "auto", help="as of `serve`")
     parser.add_argument("--levels", default="1:6,8:16,32:32", help="clients and their requests")
     parser.add_argument("--method", choices=("ngram", "mtp"), default="ngram")
     parser.add_argument("--forced", action="store_true", help="2.5 tokens a step, whoever guessed them")
@@ -218,14 +213,12 @@ def main() -> None:
     options = parser.parse_args()
     folder = SMOLLM2.folder() if options.model == "smollm2" else options.model
     names = ("device", "dtype", "weights", "memory", "experts", "concurrency", "context", "step_graphs")
-    loading: dict[str, Any] = {name: getattr(options, name) for name in names}
-    model: Any = snugvl.load(folder, speculation=options.method, **loading)
+    model: Any = snugvl.load(folder, speculation=options.method, **{n: getattr(options, n) for n in names})
     figures: dict[str, Any] = {"model": options.model, "dtype": model.backend.capabilities.dtype}
     figures |= {"sequences": model.backend._engine.config.max_num_seqs, "levels": []}
-    kinds = ["JSON of pictures", "typed, of pictures"]
-    if options.model != "pocket":
-        kinds = ["quoting", "typed", "free"]
-    for kind in ["forced"] if options.forced else options.kinds or kinds:
+    pictures = ["JSON of pictures", "typed, of pictures"]
+    kinds = options.kinds or (pictures if options.model == "pocket" else ["quoting", "typed", "free"])
+    for kind in ["forced"] if options.forced else kinds:
         for pair in options.levels.split(","):
             clients, count = map(int, pair.split(":"))
             measure = forced if options.forced else level
