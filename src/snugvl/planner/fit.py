@@ -388,8 +388,8 @@ class Fitter:
         which a conversation's stay. None: there is no room.
         """
         mine = settings._replace(predictor=True, draft_graphs=not settings.step_graphs)
-        if not self._records(mine) or not self.option.gives(mine):
-            return None
+        if not self._records(mine) or not self.option.gives(mine) or settings.sequences == 1:
+            return None  # drafts take the rows of sequences that don't run
         least = mine._replace(
             pool_tokens=max(settings.kv_tokens // 2, settings.context),
             state_snapshots=min(settings.state_snapshots, SNAPSHOTS),

@@ -28,7 +28,7 @@ from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Allocation, allocation_of
 from snugvl.planner.report.plain import plain
 from snugvl.planner.report.sections import report
-from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.solve import Candidate, _possible, solve
 from snugvl.planner.wishes import Wishes, wishes_of
 from tests.draws import draws
 
@@ -254,6 +254,17 @@ def test_the_engine_is_configured_by_options_of_its_fields_names() -> None:
     assert (config.max_model_len, config.kv_cache) == (plan.settings.context, plan.settings.kv)
     plain = engine_config(plan, LoadOptions())
     assert (plain.prefix_cache, plain.speculation, plain.max_waiting) == (True, "auto", 256)
+
+
+def test_where_one_sequence_runs_no_row_is_left_for_drafts() -> None:
+    place, facts = gpu(12 * GIB), FACTS["Qwen/Qwen3.5-4B"]
+    plain = made(facts, place, speculation="off").settings
+    wishes = Wishes(backend="native", speculation="mtp")
+    fitters, _ = _possible(Candidate(facts), place.machine, wishes, [place.budget], {})
+    mine = [each for each in fitters if each.option.gives(plain._replace(predictor=True))]
+    assert mine
+    assert all(each.guessing(plain) is not None for each in mine)
+    assert all(each.guessing(plain._replace(sequences=1)) is None for each in mine)
 
 
 def test_a_predictor_is_planned_for_who_asks_and_where_it_takes_cache_alone() -> None:
