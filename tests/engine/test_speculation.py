@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -598,6 +599,28 @@ def test_where_guesses_lose_nobody_looks_for_any(monkeypatch: pytest.MonkeyPatch
         engine.add(REQUESTS[0]())
         finish(engine)
         assert asked == []
+
+
+def test_steps_with_drafts_fit_their_graph_where_small_steps_alone_have_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Launch by launch they would take many times as long."""
+    known()
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    most = {}
+    for tokens in (0, 6):
+        engine, _ = engine_with(False, Toy(), speculation="ngram", **SIZES, step_graph_tokens=tokens)
+        seen, original = [], engine._runner.run
+
+        def run(step: Schedule, seen: Any = seen, original: Any = original) -> Any:
+            seen.append(step.tokens if any(chunk.drafts for chunk in step.chunks) else 0)
+            return original(step)
+
+        monkeypatch.setattr(engine._runner, "run", run)
+        engine.add(REQUESTS[0]())
+        finish(engine)
+        most[tokens] = max(seen)
+    assert most[0] > 6 >= most[6] > 1
 
 
 def test_auto_changes_its_mind_when_answers_change() -> None:

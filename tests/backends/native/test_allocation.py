@@ -21,7 +21,7 @@ from snugvl.errors import DoesNotFit, InputError, RequestError
 from snugvl.hardware.describe import describe
 from snugvl.planner.costs import NOTICEABLE, WEIGHT_COST
 from snugvl.planner.engines.native.footprint import LOADING, loading_bytes
-from snugvl.planner.engines.native.step_graphs import DRIVER, POOL
+from snugvl.planner.engines.native.step_graphs import DRAFT_TOKENS, DRIVER, POOL
 from snugvl.planner.footprint.vision import pixels_for
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.inventory import inventory
@@ -281,6 +281,10 @@ def test_a_predictor_is_planned_for_who_asks_and_where_it_takes_cache_alone() ->
             "there its keys and values would be half of the cache's"
         )
         assert auto.footprint.total_bytes <= auto.usable_bytes
+        config = engine_config(auto, LoadOptions())
+        assert config.step_graph_tokens == (DRAFT_TOKENS if after.draft_graphs else 0)
+        assert bool(config.step_graph_bytes) is (after.draft_graphs or after.step_graphs)
+        assert after.predictor <= (after.draft_graphs or after.step_graphs), "without graphs drafts lose"
         own = {"predictor": False, "draft_graphs": False, "pool_tokens": before.pool_tokens}
         assert after._replace(**own, state_snapshots=before.state_snapshots) == before
         assert before.kv_tokens // 2 <= after.kv_tokens <= before.kv_tokens
