@@ -108,6 +108,20 @@ def test_any_company_gets_the_same_tokens(decode_graphs: bool) -> None:
     assert here.stats.preemptions > 0
 
 
+def test_small_steps_alone_are_recorded_where_there_is_no_room_for_others() -> None:
+    """Of up to 16 tokens, as those with drafts are; neither others nor pictures."""
+    items = company(14)
+    sizes = {"num_blocks": 20, "max_model_len": 72, "max_num_seqs": 5, "max_batched_tokens": 24}
+    here = engine(**sizes, step_graph_tokens=16)
+    made = recorded(here)
+    outputs = run(here, *items)
+    for item in items:
+        assert tokens(outputs[item.request_id]) == oracle(Toy(), item, item.sampling.max_tokens or 0)
+    assert {key.kind for key in made._replays} == {"step"}
+    assert max(key.size[0] for key in made._replays) == 16
+    assert made.replays > 3
+
+
 def test_the_real_network_gives_the_same_tokens(tiny_untied: Path) -> None:
     """With deepstack levels, in float32."""
     model = load_model(tiny_untied, dtype=torch.float32, device=CPU)
