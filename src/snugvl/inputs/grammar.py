@@ -8,6 +8,8 @@ recurses, and a stack that overflows takes the process along); then it is tried 
     kept? ─ no ─► sizes ─► llguidance's own form ─► tried ─► compiled, first mask ─► kept
 """
 
+import ctypes
+import json
 import time
 import weakref
 from _thread import start_new_thread
@@ -32,7 +34,9 @@ from snugvl.engine.sampling.grammar import GrammarState, Openings, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.errors import ENDINGS, QueueFull
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
+from snugvl.inputs.positions import Comparisons, Key, Position, comparisons
 from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tools.enforceable import ended
 from snugvl.inputs.tools.forms import markers
 from snugvl.inputs.trial import limits
 from snugvl.inputs.trials import GRAMMAR_BYTES, Trials
@@ -40,6 +44,7 @@ from snugvl.inputs.trials import GRAMMAR_BYTES, Trials
 FIELD: Final = "response_format"  # that has a grammar
 KEPT: Final = 16  # compiled grammars
 KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
+MASKS_BYTES: Final = 16 << 20  # of masks that are kept of one, by position: 880 of 151,936 tokens
 IN_USE: Final = 2  # of them, those asked for last, keep what several answers at once have found out
 AGAIN_S: Final = 0.02  # of processor time, that compiling a grammar for all choices of a request may take
 # Classes of tokens that a mask allows as a whole, where the grammar allows all of a class: white space, and
@@ -143,12 +148,13 @@ class GrammarCompiler:
             raise refused(verdict.error, key[0], field)
         tokenizer = self._tokenizer
         digits = self._digits if key[0] in ("json_schema", "tools") else None
+        compared = comparisons(ended(json.loads(key[1]))) if key[0] == "json_schema" else None
 
         def matcher() -> LLMatcher:
             return LLMatcher(tokenizer, text, log_level=0, limits=limits())
 
         def made() -> _Compiled:
-            return _Compiled(matcher, verdict.bytes, digits)
+            return _Compiled(matcher, verdict.bytes, digits, compared, tokenizer)
 
         too_large = verdict.bytes > KEPT_BYTES
         compiled = self._large.made(key, verdict.bytes, made) if too_large else made()
@@ -231,11 +237,22 @@ class _Compiled:
         error: what is wrong with it, or None.
         openings: see `GrammarState`.
         digits: ends numbers that go on and on; None where its digits are none of JSON's.
+        compared: what positions in its answers depend on; None where masks aren't known by position.
+        masks: those that were made, by position.
+        tokenizer: whose tokens its answers have.
     """
 
-    def __init__(self, make: Callable[[], LLMatcher], size: int, digits: Digits | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[], LLMatcher],
+        size: int,
+        digits: Digits | None,
+        compared: Comparisons | None,
+        tokenizer: LLTokenizer,
+    ) -> None:
         """`size`: bytes that a matcher takes; all of them take `GRAMMAR_BYTES` at most."""
-        self.digits = digits
+        self.digits, self.compared, self.tokenizer = digits, compared, tokenizer
+        self.masks = _Masks()
         begun = time.thread_time()
         matcher = make()
         self.make = make
@@ -271,7 +288,8 @@ class _Compiled:
         return made
 
     def forget(self) -> None:
-        """Drop all unused matchers but one: each may hold ten megabytes of words."""
+        """Drop all unused matchers but one, each of which may hold ten megabytes of words, and all masks."""
+        self.masks.clear()
         self._trim(1)
         self._settle()
 
@@ -302,6 +320,21 @@ class _Compiled:
             idle = [each for each in self._matchers if not each.users]
             gone = idle[: max(len(idle) - most, 0)]
             self._matchers = [each for each in self._matchers if each not in gone]
+
+
+class _Masks(dict[Key, bytes]):
+    """Masks by position, `MASKS_BYTES` of those made last. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = Lock()
+
+    def keep(self, key: Key, mask: bytes) -> None:
+        """Know the mask of a position from now on, and forget the oldest if there are too many."""
+        with self._lock:
+            self[key] = mask
+            while len(self) * len(mask) > MASKS_BYTES:
+                del self[next(iter(self))]
 
 
 @dataclass(slots=True, eq=False)
@@ -340,8 +373,11 @@ class _State(GrammarState):
         self._panic: str | None = None
         self._lent: _Lent | None = lent  # None: nobody else's words are in its automata
         self._tokens: list[int] = []
-        self._digits = lent.owner.digits
+        owner = lent.owner
+        self._digits = owner.digits
         self._run = 0  # digits in a row at the end of the answer so far
+        self._masks, self._tokenizer = owner.masks, owner.tokenizer
+        self._position = None if owner.compared is None else Position(owner.compared)
 
     @property
     def openings(self) -> Openings | None:
@@ -367,12 +403,30 @@ class _State(GrammarState):
 
     def _fill(self, address: int, size: int) -> None:
         """The mask after a token to so many bytes there."""
+        if self._recall(address, size):
+            return
         try:  # not `_guarded`, as in `accept`
             self._matcher.unsafe_compute_mask_ptr(address, size)
             if self._goes_on():
                 self._matcher.unsafe_compute_mask_ptr(address, size)
+            self._remember(address, size)
         except BaseException as error:
             self._note(error)
+
+    def _recall(self, address: int, size: int) -> bool:
+        """Write the mask of this position there, if an answer has stood here before; whether one has."""
+        key = None if self._position is None else self._position.key
+        mask = None if key is None else self._masks.get(key)
+        if mask is None or len(mask) != size:
+            return False
+        ctypes.memmove(address, mask, size)
+        return True
+
+    def _remember(self, address: int, size: int) -> None:
+        """Keep the mask of this position, which stands there."""
+        key = None if self._position is None else self._position.key
+        if key is not None and not self._matcher.is_error():
+            self._masks.keep(key, ctypes.string_at(address, size))
 
     @classmethod
     def fill_all(cls, states: Sequence[Self], bits: torch.Tensor, processors: int = 1) -> None:
@@ -386,14 +440,17 @@ class _State(GrammarState):
                 if state._run >= MOST:
                     state._end_number(bits[row])
             return
-        pairs = [(state._matcher, row) for row, state in enumerate(states)]
+        new = [row for row, state in enumerate(states) if not state._recall(start + row * size, size)]
         try:
+            pairs = [(states[row]._matcher, row) for row in new]
             _executor(processors).unsafe_compute_mask_ptr(pairs, start, size, len(bits))
         except BaseException as error:
             if isinstance(error, ENDINGS):
                 raise
             super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
             return
+        for row in new:
+            states[row]._remember(start + row * size, size)
         for row, state in enumerate(states):
             if state._run >= MOST or state._matcher.is_error():
                 state.fill(bits[row])
@@ -405,10 +462,18 @@ class _State(GrammarState):
                 self._tokens.append(token)
                 if self._digits is not None:
                     self._run = self._digits.run(self._run, token)
+                self._advance(token)
                 self._matcher.consume_token(token)
                 self._goes_on()
         except BaseException as error:
             self._note(error)
+
+    def _advance(self, token: int) -> None:
+        if self._position is not None:
+            if self._tokenizer.is_special_token(token):
+                self._position = None  # it stands for no text
+            else:
+                self._position.advance(self._tokenizer.decode_bytes([token]))
 
     def _goes_on(self) -> bool:
         """Whether an answer that couldn't go on now can, in automata of its own."""
@@ -427,6 +492,7 @@ class _State(GrammarState):
     def copy(self) -> "_State":
         made = shallow(self)
         made._matcher, made._tokens = self._matcher.deep_copy(), [*self._tokens]
+        made._position = self._position and self._position.copy()
         return made
 
     @contextmanager

@@ -1,0 +1,293 @@
+"""Where in a JSON schema an answer stands. Answers that stand at the same position share a mask. No torch.
+
+Which tokens may come next depends on all of the answer so far. But where a schema's alternatives begin
+differently, what a finished value says changes nothing any more; and of an unfinished string only the length
+matters, unless a literal or a pattern is compared with it. So a `Position` keeps
+
+    {"title": "A red ba                  the object's keys, and 8 characters of a string
+    {"title": "A red ball", "tags": ["   the keys, and that the second value is a list, in its first string
+
+and its `key` is equal for two answers only if the same tokens may follow both.
+"""
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from copy import copy as shallow
+from dataclasses import dataclass
+from typing import Any, Final
+
+from snugvl.inputs.tools.enforceable import referred
+
+Key = tuple[tuple[tuple[bytes, int], ...], bytes, tuple[int, ...]]
+
+LONGEST: Final = 2_048  # bytes of what is kept of an answer, about; of longer ones nothing is shared
+_KNOWN: Final = frozenset(
+    {"$ref", "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default",
+     "examples", "deprecated", "readOnly", "writeOnly", "discriminator", "type", "properties", "required",
+     "additionalProperties", "items", "prefixItems", "minItems", "maxItems", "minLength", "maxLength",
+     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "pattern", "format", "enum",
+     "const", "anyOf", "oneOf"}
+)  # fmt: skip
+_NESTED: Final = frozenset({"array", "object"})  # types whose values begin alike and go on differently
+_QUOTE_OR_ESCAPE: Final = re.compile(rb'["\\]')
+_SURROGATES: Final = frozenset(
+    b"d%c" % digit for digit in b"89abcdef"
+)  # halves of characters, as escapes begin
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """What unfinished values of a schema are compared with.
+
+    Attributes:
+        literals: its strings, as JSON has them between the quotation marks, in order.
+        exact: whether patterns or formats look at every character.
+        characters: the largest of its lengths of strings.
+        items: the largest of its numbers of items.
+    """
+
+    literals: tuple[bytes, ...]
+    exact: bool
+    characters: int
+    items: int
+
+    def begins_literal(self, text: bytes) -> bool:
+        """Whether one of the literals begins with a text."""
+        at = bisect_left(self.literals, text)
+        return at < len(self.literals) and self.literals[at].startswith(text)
+
+
+def comparisons(schema: Any) -> Comparisons | None:
+    """What a schema's unfinished values are compared with; None where finished ones may matter, too.
+
+    They do where two alternatives take objects, or two take arrays, and for keywords that speak of several
+    values at once.
+    """
+    parts: list[Mapping[str, Any]] = []
+    left, seen = [schema], set[int]()
+    while left:
+        part = left.pop()
+        if isinstance(part, bool) or id(part) in seen:
+            continue
+        if not isinstance(part, Mapping) or not _is_simple(part, schema):
+            return None
+        seen.add(id(part))
+        parts.append(part)
+        if "$ref" in part:
+            left.append(referred(part["$ref"], schema))
+        left += [part[key] for key in ("items", "additionalProperties") if key in part]
+        left += [each for key in ("anyOf", "oneOf", "prefixItems") for each in part.get(key, ())]
+        left += part.get("properties", {}).values()
+    literals = {text for part in parts for text in _literals(part)}
+    return Comparisons(
+        tuple(sorted(literals)),
+        any({"pattern", "format"} & part.keys() for part in parts),
+        max((part.get(key, 0) for part in parts for key in ("minLength", "maxLength")), default=0),
+        max((_items(part) for part in parts), default=0),
+    )
+
+
+def _is_simple(part: Mapping[str, Any], root: Any) -> bool:
+    """Whether a part of a schema has known keywords alone, and alternatives that begin differently."""
+    numbers = [part.get(key, 0) for key in ("minLength", "maxLength", "minItems", "maxItems")]
+    lists = [part.get(key, []) for key in ("anyOf", "oneOf", "prefixItems", "enum")]
+    return (
+        part.keys() <= _KNOWN
+        and ("$ref" not in part or isinstance(part["$ref"], str))
+        and isinstance(part.get("properties", {}), Mapping)
+        and all(type(number) is int for number in numbers)
+        and all(isinstance(each, list) for each in lists)
+        and not any(isinstance(value, list | dict) for value in (*part.get("enum", ()), part.get("const")))
+        and len({"$ref", "anyOf", "oneOf"} & part.keys()) <= 1
+        and not (
+            {"$ref", "anyOf", "oneOf"} & part.keys()
+            and {"type", "properties", "items", "prefixItems"} & part.keys()
+        )
+        and _begin_apart(part, root)
+    )
+
+
+def _begin_apart(part: Mapping[str, Any], root: Any) -> bool:
+    """Whether at most one of a part's alternatives takes objects, and at most one arrays."""
+    found: list[str] = []
+    left, looked = [*part.get("anyOf", ()), *part.get("oneOf", ())], 0
+    while left:
+        looked += 1
+        each = left.pop()
+        if not isinstance(each, Mapping) or looked > LONGEST:
+            return False
+        if "$ref" in each:
+            left.append(referred(each["$ref"], root))
+        elif "anyOf" in each or "oneOf" in each:
+            left += [*each.get("anyOf", ()), *each.get("oneOf", ())]
+        elif (
+            "enum" not in each and "const" not in each
+        ):  # those are of no other value than strings or numbers
+            kinds = each.get("type")
+            if not isinstance(kinds, str | list):
+                return False
+            found += [kinds] if isinstance(kinds, str) else kinds
+    shared = [kind for kind in found if kind in _NESTED]
+    return len(shared) == len(set(shared))
+
+
+def _literals(part: Mapping[str, Any]) -> Iterable[bytes]:
+    for value in (*part.get("enum", ()), part.get("const")):
+        if isinstance(value, str):
+            yield json.dumps(value, ensure_ascii=False)[1:-1].encode(errors="surrogatepass")
+
+
+def _items(part: Mapping[str, Any]) -> int:
+    least, most = part.get("minItems", 0), part.get("maxItems", 0)
+    return int(max(least, most, len(part.get("prefixItems", ()))))
+
+
+class Position:
+    """Where one answer stands.
+
+    What it can't follow it loses for good, such as blanks that its grammar doesn't have.
+    """
+
+    __slots__ = ("_compared", "_escape", "_frames", "_length", "_lost", "_name", "_scalar", "_string")
+
+    def __init__(self, compared: Comparisons) -> None:
+        self._compared = compared
+        # Of each value around this point its bracket with what matters behind it, and how many items it has.
+        self._frames: list[tuple[bytes, int]] = [(b"", 0)]
+        self._string: bytes | None = (
+            None  # what an unfinished string has so far, or its last, unfinished character
+        )
+        self._length: list[int] | None = (
+            None  # its characters, escapes and escapes by number, if they alone matter
+        )
+        self._escape = b""  # an unfinished one
+        self._name = False  # whether the string is the key of an object
+        self._scalar = b""  # an unfinished number, or true, false, null
+        self._lost = False
+
+    def copy(self) -> "Position":
+        """A position of its own, at the same point."""
+        made = shallow(self)
+        made._frames, made._length = [*self._frames], self._length and [*self._length]
+        return made
+
+    @property
+    def key(self) -> Key | None:
+        """Equal for two answers only if the same tokens may follow both; None where nobody knows."""
+        if self._lost:
+            return None
+        frames = tuple(self._frames)
+        if self._string is None:
+            return frames, self._scalar, ()
+        if self._length is None:
+            return frames, b'"' + self._string + self._escape, ()
+        counted = tuple(min(count, self._compared.characters) for count in self._length)
+        return frames, b"'" + self._string + self._escape, counted
+
+    def advance(self, text: bytes) -> None:
+        """Go on by the bytes of a token."""
+        at = 0
+        while at < len(text) and not self._lost:
+            if self._string is None:
+                self._outside(text[at : at + 1])
+                at += 1
+            else:
+                at = self._inside(self._string, text, at)
+        if self._frames and len(self._frames) * len(self._frames[-1][0]) + len(self._string or b"") > LONGEST:
+            self._lost = True
+
+    def _inside(self, string: bytes, text: bytes, at: int) -> int:
+        """Take what belongs to the unfinished string; returns where the rest of `text` begins."""
+        if self._escape:
+            self._escape += text[at : at + 1]
+            if len(self._escape) == (6 if self._escape[1:2] == b"u" else 2):
+                self._end_escape(string)
+            return at + 1
+        found = _QUOTE_OR_ESCAPE.search(text, at)
+        end = len(text) if found is None else found.start()
+        self._add(string + text[at:end])
+        if found is not None and found[0] == b"\\":
+            self._escape = b"\\"
+        elif found is not None:
+            self._end_string()
+        return end + 1
+
+    def _add(self, string: bytes) -> None:
+        """Go on in the string, which has `string` now: all of it, or what isn't counted yet."""
+        compared = self._compared
+        whole = self._name or compared.exact or b"\\" in string
+        if self._length is None and (whole or compared.begins_literal(string)):
+            self._string = string
+            return
+        self._length = self._length or [0, 0, 0]
+        if string.isascii():
+            self._length[0] += len(string)
+            self._string = b""
+            return
+        end = len(string) - _unfinished(string)
+        self._length[0] += sum(byte & 0xC0 != 0x80 for byte in string[:end])
+        self._string = string[end:]
+
+    def _end_escape(self, string: bytes) -> None:
+        escape, self._escape = self._escape, b""
+        if self._length is None:
+            self._string = string + escape
+        elif escape[2:4].lower() in _SURROGATES:
+            self._lost = True  # whether another must follow is the grammar's affair
+        else:
+            self._length[1 if len(escape) == 2 else 2] += 1
+
+    def _end_string(self) -> None:
+        kept, count = self._frames[-1]
+        if self._name:
+            self._frames[-1] = kept + b'"%b"' % (self._string or b""), count
+        self._string = self._length = None
+        if not self._name:
+            self._end_value()
+
+    def _end_value(self) -> None:
+        kept, count = self._frames[-1]
+        if kept[:1] == b"[":
+            self._frames[-1] = b"[0", min(count + 1, self._compared.items)
+        else:
+            self._frames[-1] = kept + b"0", count
+
+    def _outside(self, byte: bytes) -> None:
+        """Take a byte outside strings."""
+        if byte in b",]}" and self._scalar:
+            self._scalar = b""
+            self._end_value()
+        kept, count = self._frames[-1]
+        if byte in b"]}":
+            self._frames.pop()
+            if self._frames:
+                self._end_value()
+            else:
+                self._lost = True
+        elif byte == b",":
+            self._frames[-1] = (b"[," if kept[:1] == b"[" else kept + byte), count
+        elif byte == b":" or (byte == b" " and kept[-1:] in (b",", b":") and not self._scalar):
+            self._frames[-1] = kept + byte, count
+        elif byte.isspace():
+            self._lost = True
+        else:
+            kept = kept.rstrip(b" ")  # whether a blank stood before it is over now
+            self._frames[-1] = kept, count
+            if byte == b'"':
+                self._name = kept[:1] == b"{" and kept[-1:] in (b"{", b",")
+                self._string, self._length = b"", None
+            elif byte in b"[{":
+                self._frames.append((byte, 0))
+            else:
+                self._scalar += byte
+
+
+def _unfinished(text: bytes) -> int:
+    """Number of bytes at the end of a text in UTF-8 that begin a character without ending it."""
+    for back in range(1, min(len(text), 3) + 1):
+        byte = text[-back]
+        if byte & 0xC0 != 0x80:  # the first byte of a character
+            return back if back < (1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else 0
+    return 0

@@ -1,0 +1,262 @@
+"""Answers that stand at the same position of a JSON schema may go on alike, and share their masks."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from snugvl.core.messages import Grammar
+from snugvl.inputs.grammar import MASKS_BYTES, GrammarCompiler, _Masks, _State
+from snugvl.inputs.positions import LONGEST, Position, comparisons
+from tests.inputs.test_grammar import VOCAB, backend, compiler
+
+__all__ = ("backend", "compiler")
+
+Schema = dict[str, Any]
+
+
+def scalars() -> st.SearchStrategy[Schema]:
+    lengths = st.fixed_dictionaries(
+        {"type": st.just("string")},
+        optional={"minLength": st.integers(0, 2), "maxLength": st.integers(2, 7)},
+    )
+    literals = st.lists(
+        st.sampled_from(["a", "ab", "é", 'b"c', "x\\y", "a\n", 7, 1.5, None, True]), min_size=1
+    )
+    return st.one_of(
+        lengths,
+        lengths,
+        st.builds(
+            lambda values: {"enum": values},
+            literals.map(lambda values: list({str(v): v for v in values}.values())),
+        ),
+        st.builds(lambda value: {"const": value}, st.sampled_from(["ab", "ü", 3])),
+        st.builds(
+            lambda a, b: {"type": "integer", "minimum": a, "maximum": a + b},
+            st.integers(-20, 300),
+            st.integers(0, 90),
+        ),
+        st.sampled_from(
+            [{"type": "number"}, {"type": "boolean"}, {"type": "null"}, {"type": ["string", "null"]}]
+        ),
+        st.sampled_from([{"type": "string", "pattern": "^[a-c]+x$"}, {"type": "string", "format": "date"}]),
+    )
+
+
+def nested(part: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    names = st.lists(st.sampled_from(["a", "ab", "é", "n o"]), unique=True, min_size=1, max_size=3)
+    objects = st.builds(
+        lambda names, parts, more, required: {
+            "type": "object",
+            "properties": dict(zip(names, parts, strict=False)),
+            "required": names[:required],
+            "additionalProperties": more,
+        },
+        names,
+        st.lists(part, min_size=3, max_size=3),
+        st.one_of(st.just(False), st.just(False), scalars()),
+        st.integers(0, 3),
+    )
+    arrays = st.builds(
+        lambda items, least, more, first: (
+            {"type": "array", "items": items, "minItems": least, "maxItems": least + more}
+            | ({"prefixItems": first} if first else {})
+        ),
+        part,
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.lists(part, max_size=1),
+    )
+    either = st.builds(lambda a, b: {"anyOf": [a, b]}, part, scalars())
+    return st.one_of(objects, arrays, either)
+
+
+schemas = st.recursive(scalars(), nested, max_leaves=6)
+
+
+def fresh(compiler: GrammarCompiler, state: _State) -> torch.Tensor:
+    """The mask of a matcher that has taken the same tokens and shares nothing."""
+    matcher: LLMatcher = state._lent.owner.make()  # type: ignore[union-attr]
+    assert matcher.consume_tokens(state._tokens)
+    bits = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
+    matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
+    assert not matcher.is_error(), matcher.get_error()
+    state._end_number(bits)
+    return bits
+
+
+def walk(compiler: GrammarCompiler, schema: Schema, seed: int, answers: int = 6, tokens: int = 40) -> int:
+    """Random answers, each of whose masks is compared; how many of them were known by their position."""
+    grammar = compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    draw, known = random.Random(seed), 0
+    for _ in range(answers):
+        state: Any = grammar.start()
+        for _ in range(tokens):
+            bits = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
+            key = state._position and state._position.key
+            known += state._first is None and key is not None and key in state._masks
+            state.fill(bits)
+            if not state._matcher.is_stopped():
+                assert torch.equal(bits, fresh(compiler, state)), (schema, state._tokens, key)
+            ids = [i for i in range(VOCAB) if bits[i // 32] >> (i % 32) & 1]
+            # Ends of strings and of lists among the first of them would make all answers short.
+            state.accept(draw.choice(ids))
+            if state._matcher.is_stopped() or state.error:
+                break
+    return known
+
+
+@given(schemas, st.integers(0, 1 << 20))
+def test_answers_at_one_position_may_go_on_alike(
+    compiler: GrammarCompiler, schema: Schema, seed: int
+) -> None:
+    try:
+        walk(compiler, schema, seed)
+    except Exception as error:
+        if "can't be used" not in str(error):
+            raise
+
+
+LIMITED: Schema = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 12},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "minItems": 3, "maxItems": 5},
+    },
+    "required": ["title", "tags"],
+    "additionalProperties": False,
+}
+
+
+def test_most_masks_of_later_answers_are_known_and_right(compiler: GrammarCompiler) -> None:
+    assert walk(compiler, LIMITED, 1, answers=20) > 200
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{"a": "x', '{"a":"y'),
+        ('{"a": "xy", "b": [1, 2, "', '{"a": "", "b": [23, 4,"'),
+        ('{"a": {"c": [1], "d": {}}, ', '{"a": {"c": [5, 6], "d": {"e": 0}}, '),
+        ('["é', '["\u20ac'),
+        ('["\\n', '["\\t'),
+        ('["\\u0041', '["\\u12ab'),
+        ('["a", "b", "c", "d", ', '["a", "b", "c", '),
+        ('["abcdefghijkl', '["abcdefghijklmnop'),
+    ],
+)
+def test_what_no_grammar_compares_makes_no_other_position(one: str, other: str) -> None:
+    schema = {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 12}}
+    assert key_of(schema, one) == key_of(schema, other) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('["a', '["ab'),
+        ('["a', '["a\\'),
+        ('["\\n', '["n'),
+        ('["\\n', '["\\u0041'),
+        ('["\\u00', '["\\u0'),
+        ('["a", ', '["a",'),
+        ('["a"', '["a'),
+        ('["a", "', '["'),
+        ('["a", 1', '["a", 2'),
+        ('{"a": "', '{"b": "'),
+        ('{"a": 1, "', '{"a": 1, "b": "'),
+        ('{"a', '["a'),
+        ("[[", "["),
+        ('[{"a": ["', '[["'),
+    ],
+)
+def test_positions_that_differ(one: str, other: str) -> None:
+    schema = {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 12}}
+    assert key_of(schema, one) != key_of(schema, other)
+
+
+def test_a_character_in_parts() -> None:
+    compared = comparisons({"type": "string", "maxLength": 9})
+    assert compared is not None
+    position, keys = Position(compared), []
+    for part in (b'"\xe2', b"\x82", b"\xac", b"a"):
+        position.advance(part)
+        keys.append(position.key)
+    assert len(set(keys)) == 4
+    assert keys[2] == key_of({"type": "string", "maxLength": 9}, '"x')
+
+
+def test_literals_and_patterns_are_compared_whole() -> None:
+    schema = {
+        "type": "array",
+        "items": {"anyOf": [{"enum": ["red", "rest"]}, {"type": "string", "maxLength": 9}]},
+    }
+    assert key_of(schema, '["re') != key_of(schema, '["xy')
+    assert key_of(schema, '["rex') == key_of(schema, '["xyz')
+    exact = {"type": "array", "items": {"type": "string", "pattern": "a.*"}}
+    assert key_of(exact, '["abc') != key_of(exact, '["abd')
+    assert key_of(exact, '["abc", ') == key_of(exact, '["abd", ')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"b": {}}}]},
+        {"anyOf": [{"type": ["object", "string"]}, {"anyOf": [{"type": "null"}, {"type": "object"}]}]},
+        {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "object"}], "$defs": {"a": {"type": "object"}}},
+        {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        {"oneOf": [True, {"type": "array"}]},
+        {"allOf": [{"type": "string"}]},
+        {"type": "object", "maxProperties": 2},
+        {"type": "array", "items": {"patternProperties": {"a": {}}}},
+        {"enum": [[1, 2], [1, 3]]},
+        {"const": {"a": 1}},
+        {"type": "string", "maxLength": 7.0},
+        {"anyOf": [{"type": "string"}, {"type": "null"}], "type": "string"},
+        {"items": [{"type": "string"}]},
+    ],
+)
+def test_of_other_schemas_no_position_is_known(schema: Schema) -> None:
+    assert comparisons(schema) is None
+
+
+def test_a_schema_that_leads_back_to_itself() -> None:
+    node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
+    assert comparisons(node) is not None
+
+
+@pytest.mark.parametrize("text", ["[1 ", "[\n", "[]]", "{}}", '["' + "a" * LONGEST + "\\", '["\\ud83d'])
+def test_what_can_not_be_followed_has_no_position(text: str) -> None:
+    schema = {"type": "array", "items": {"type": "string"}}
+    if "aaa" in text:  # counted, but where a pattern looks at it
+        assert key_of(schema, text) is not None
+        schema["items"] = {"type": "string", "pattern": "a+"}  # type: ignore[assignment]
+    assert key_of(schema, text) is None
+
+
+def test_so_many_masks_are_kept() -> None:
+    masks = _Masks()
+    size = MASKS_BYTES // 4
+    for count in range(6):
+        masks.keep(((), b"", (count,)), bytes(size))
+    assert [key[2][0] for key in masks] == [2, 3, 4, 5]
+
+
+def test_a_token_that_is_no_text_ends_the_position(compiler: GrammarCompiler) -> None:
+    state: Any = compiler.compile(Grammar("json_schema", '{"type": "integer"}')).start()
+    state.accept(compiler._tokenizer.tokenize_str("7")[0])
+    assert state._position.key is not None
+    state.accept(compiler._tokenizer.eos_token)
+    assert state._position is None
+
+
+def key_of(schema: Schema, text: str) -> object:
+    compared = comparisons(schema)
+    assert compared is not None
+    position = Position(compared)
+    position.advance(text.encode(errors="surrogatepass"))
+    return position.key
