@@ -428,7 +428,8 @@ def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, f
     assert raised.value.field == field
 
 
-LENT: Any = SimpleNamespace(owner=SimpleNamespace(first=b"", openings={}, digits=None))
+OWNER = SimpleNamespace(first=b"", openings={}, digits=None, compared=None, masks={}, tokenizer=None)
+LENT: Any = SimpleNamespace(owner=OWNER)
 
 
 def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:
