@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
+from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar
 from snugvl.inputs.grammar import MASKS_BYTES, GrammarCompiler, _Masks, _State
@@ -59,7 +60,7 @@ def nested(part: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
         },
         names,
         st.lists(part, min_size=3, max_size=3),
-        st.one_of(st.just(False), st.just(False), scalars()),
+        st.one_of(st.just(False), st.just(True), scalars()),
         st.integers(0, 3),
     )
     arrays = st.builds(
@@ -79,7 +80,7 @@ def nested(part: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 schemas = st.recursive(scalars(), nested, max_leaves=6)
 
 
-def fresh(compiler: GrammarCompiler, state: _State) -> torch.Tensor:
+def fresh(state: _State) -> torch.Tensor:
     """The mask of a matcher that has taken the same tokens and shares nothing."""
     matcher: LLMatcher = state._lent.owner.make()  # type: ignore[union-attr]
     assert matcher.consume_tokens(state._tokens)
@@ -102,7 +103,7 @@ def walk(compiler: GrammarCompiler, schema: Schema, seed: int, answers: int = 6,
             known += state._first is None and key is not None and key in state._masks
             state.fill(bits)
             if not state._matcher.is_stopped():
-                assert torch.equal(bits, fresh(compiler, state)), (schema, state._tokens, key)
+                assert torch.equal(bits, fresh(state)), (schema, state._tokens, key)
             ids = [i for i in range(VOCAB) if bits[i // 32] >> (i % 32) & 1]
             # Ends of strings and of lists among the first of them would make all answers short.
             state.accept(draw.choice(ids))
@@ -146,6 +147,8 @@ def test_most_masks_of_later_answers_are_known_and_right(compiler: GrammarCompil
         ('["é', '["\u20ac'),
         ('["\\n', '["\\t'),
         ('["\\u0041', '["\\u12ab'),
+        ('["\\n', '["n'),
+        ('["\\nab', '["a\\u0041b'),
         ('["a", "b", "c", "d", ', '["a", "b", "c", '),
         ('["abcdefghijkl', '["abcdefghijklmnop'),
     ],
@@ -160,8 +163,6 @@ def test_what_no_grammar_compares_makes_no_other_position(one: str, other: str) 
     [
         ('["a', '["ab'),
         ('["a', '["a\\'),
-        ('["\\n', '["n'),
-        ('["\\n', '["\\u0041'),
         ('["\\u00', '["\\u0'),
         ('["a", ', '["a",'),
         ('["a"', '["a'),
@@ -171,12 +172,26 @@ def test_what_no_grammar_compares_makes_no_other_position(one: str, other: str) 
         ('{"a": 1, "', '{"a": 1, "b": "'),
         ('{"a', '["a'),
         ("[[", "["),
+        ('{"zzz"', '{"zzz":'),
+        ('{"zzz":1,"', '{"'),
+        ('{"zzz', '["zzz'),
         ('[{"a": ["', '[["'),
     ],
 )
 def test_positions_that_differ(one: str, other: str) -> None:
-    schema = {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 12}}
+    items = {"type": ["string", "array", "object"], "maxLength": 12, "properties": {"a": {}, "b": {}}}
+    schema = {"type": "array", "maxItems": 3, "items": items}
     assert key_of(schema, one) != key_of(schema, other)
+
+
+def test_properties_that_no_schema_names() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}}
+    assert key_of(schema, '{"na') != key_of(schema, '{"nx')
+    assert key_of(schema, '{"nx') == key_of(schema, '{"some other')
+    assert key_of(schema, '{"name": "a", "b": 1, "c": ') == key_of(schema, '{"name": "b", "d": ')
+    assert key_of(schema, '{"name": "a", "b": 1, "c') != key_of(schema, '{"name": "b", "d')
+    assert key_of(schema, '{"name": "a", "b') != key_of(schema, '{"b')
+    assert key_of(schema, '{"b\\') != key_of(schema, '{"b')
 
 
 def test_a_character_in_parts() -> None:
@@ -188,6 +203,26 @@ def test_a_character_in_parts() -> None:
         keys.append(position.key)
     assert len(set(keys)) == 4
     assert keys[2] == key_of({"type": "string", "maxLength": 9}, '"x')
+
+
+@pytest.mark.parametrize("first", [*range(0xC2, 0xF5)])
+def test_how_a_character_may_go_on(compiler: GrammarCompiler, backend: Backend, first: int) -> None:
+    """Two that have begun share a position only if the same tokens may follow."""
+    masks: dict[object, list[int]] = {}
+    tokens = {bytes(compiler._tokenizer.decode_bytes([i])): i for i in range(256)}
+    for begun in [bytes([first]), *(bytes([first, second]) for second in (0x80, 0x90, 0x9F, 0xA0, 0xBF))]:
+        state: Any = compiler.compile(Grammar("json_schema", '{"type": "string", "maxLength": 3}')).start()
+        state.accept(tokens[b'"'])
+        if state.takes([tokens[bytes([byte])] for byte in begun]) != len(begun):
+            continue
+        for byte in begun:
+            state.accept(tokens[bytes([byte])])
+        own = fresh(state).tolist()
+        assert masks.setdefault(state._position.key, own) == own
+        assert GOING_ON.setdefault(state._position.key, own) == own
+
+
+GOING_ON: dict[object, list[int]] = {}
 
 
 def test_literals_and_patterns_are_compared_whole() -> None:
@@ -242,8 +277,8 @@ def test_so_many_masks_are_kept() -> None:
     masks = _Masks()
     size = MASKS_BYTES // 4
     for count in range(6):
-        masks.keep(((), b"", (count,)), bytes(size))
-    assert [key[2][0] for key in masks] == [2, 3, 4, 5]
+        masks.keep(((), b"", count), bytes(size))
+    assert [key[2] for key in masks] == [2, 3, 4, 5]
 
 
 def test_a_token_that_is_no_text_ends_the_position(compiler: GrammarCompiler) -> None:

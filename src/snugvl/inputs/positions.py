@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from snugvl.inputs.tools.enforceable import referred
 
-Key = tuple[tuple[tuple[bytes, int], ...], bytes, tuple[int, ...]]
+Key = tuple[tuple[tuple[bytes, int], ...], bytes, int]
 
 LONGEST: Final = 2_048  # bytes of what is kept of an answer, about; of longer ones nothing is shared
 _KNOWN: Final = frozenset(
@@ -31,7 +31,9 @@ _KNOWN: Final = frozenset(
      "const", "anyOf", "oneOf"}
 )  # fmt: skip
 _NESTED: Final = frozenset({"array", "object"})  # types whose values begin alike and go on differently
+_NARROW: Final = b"\xe0\xed\xf0\xf4"  # behind which UTF-8 has not all of the bytes that continue a character
 _QUOTE_OR_ESCAPE: Final = re.compile(rb'["\\]')
+_ANOTHER: Final = b"*"  # in an object's frame, for properties that its schema doesn't name
 _SURROGATES: Final = frozenset(
     b"d%c" % digit for digit in b"89abcdef"
 )  # halves of characters, as escapes begin
@@ -43,20 +45,24 @@ class Comparisons:
 
     Attributes:
         literals: its strings, as JSON has them between the quotation marks, in order.
+        names: those of its properties, in the same way.
         exact: whether patterns or formats look at every character.
         characters: the largest of its lengths of strings.
         items: the largest of its numbers of items.
     """
 
     literals: tuple[bytes, ...]
+    names: tuple[bytes, ...]
     exact: bool
     characters: int
     items: int
 
-    def begins_literal(self, text: bytes) -> bool:
-        """Whether one of the literals begins with a text."""
-        at = bisect_left(self.literals, text)
-        return at < len(self.literals) and self.literals[at].startswith(text)
+    def matter(self, text: bytes, *, name: bool) -> bool:
+        """Whether the characters of an unfinished string (or `name`) matter, which so far is `text`."""
+        known = self.names if name else self.literals
+        at = bisect_left(known, text)
+        begun = at < len(known) and known[at].startswith(text)
+        return begun or (self.exact and not name) or b"\\" in text
 
 
 def comparisons(schema: Any) -> Comparisons | None:
@@ -80,9 +86,9 @@ def comparisons(schema: Any) -> Comparisons | None:
         left += [part[key] for key in ("items", "additionalProperties") if key in part]
         left += [each for key in ("anyOf", "oneOf", "prefixItems") for each in part.get(key, ())]
         left += part.get("properties", {}).values()
-    literals = {text for part in parts for text in _literals(part)}
     return Comparisons(
-        tuple(sorted(literals)),
+        tuple(sorted({text for part in parts for text in _literals(part)})),
+        tuple(sorted({_between(name) for part in parts for name in part.get("properties", ())})),
         any({"pattern", "format"} & part.keys() for part in parts),
         max((part.get(key, 0) for part in parts for key in ("minLength", "maxLength")), default=0),
         max((_items(part) for part in parts), default=0),
@@ -136,7 +142,12 @@ def _begin_apart(part: Mapping[str, Any], root: Any) -> bool:
 def _literals(part: Mapping[str, Any]) -> Iterable[bytes]:
     for value in (*part.get("enum", ()), part.get("const")):
         if isinstance(value, str):
-            yield json.dumps(value, ensure_ascii=False)[1:-1].encode(errors="surrogatepass")
+            yield _between(value)
+
+
+def _between(text: str) -> bytes:
+    """A text as JSON has it between the quotation marks."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode(errors="surrogatepass")
 
 
 def _items(part: Mapping[str, Any]) -> int:
@@ -170,7 +181,7 @@ class Position:
     def copy(self) -> "Position":
         """A position of its own, at the same point."""
         made = shallow(self)
-        made._frames, made._length = [*self._frames], self._length and [*self._length]
+        made._frames = [*self._frames]
         return made
 
     @property
@@ -180,11 +191,11 @@ class Position:
             return None
         frames = tuple(self._frames)
         if self._string is None:
-            return frames, self._scalar, ()
+            return frames, self._scalar, -1
         if self._length is None:
-            return frames, b'"' + self._string + self._escape, ()
-        counted = tuple(min(count, self._compared.characters) for count in self._length)
-        return frames, b"'" + self._string + self._escape, counted
+            return frames, b'"' + self._string + self._escape, -1
+        most = 0 if self._name else self._compared.characters
+        return frames, _to_come(self._string) + self._escape, min(self._length, most)
 
     def advance(self, text: bytes) -> None:
         """Go on by the bytes of a token."""
@@ -216,18 +227,12 @@ class Position:
 
     def _add(self, string: bytes) -> None:
         """Go on in the string, which has `string` now: all of it, or what isn't counted yet."""
-        compared = self._compared
-        whole = self._name or compared.exact or b"\\" in string
-        if self._length is None and (whole or compared.begins_literal(string)):
+        if self._length is None and self._compared.matter(string, name=self._name):
             self._string = string
             return
-        self._length = self._length or [0, 0, 0]
-        if string.isascii():
-            self._length[0] += len(string)
-            self._string = b""
-            return
-        end = len(string) - _unfinished(string)
-        self._length[0] += sum(byte & 0xC0 != 0x80 for byte in string[:end])
+        end = len(string) if string.isascii() else len(string) - _unfinished(string)
+        starts = end if string.isascii() else sum(byte & 0xC0 != 0x80 for byte in string[:end])
+        self._length = (self._length or 0) + starts
         self._string = string[end:]
 
     def _end_escape(self, string: bytes) -> None:
@@ -237,12 +242,14 @@ class Position:
         elif escape[2:4].lower() in _SURROGATES:
             self._lost = True  # whether another must follow is the grammar's affair
         else:
-            self._length[1 if len(escape) == 2 else 2] += 1
+            self._length += 1
 
     def _end_string(self) -> None:
         kept, count = self._frames[-1]
-        if self._name:
+        if self._name and self._length is None:
             self._frames[-1] = kept + b'"%b"' % (self._string or b""), count
+        elif self._name:  # of a property that the schema doesn't name
+            self._frames[-1] = kept.removesuffix(_ANOTHER + b":0,") + _ANOTHER, count
         self._string = self._length = None
         if not self._name:
             self._end_value()
@@ -289,5 +296,17 @@ def _unfinished(text: bytes) -> int:
     for back in range(1, min(len(text), 3) + 1):
         byte = text[-back]
         if byte & 0xC0 != 0x80:  # the first byte of a character
-            return back if back < (1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else 0
+            return back if back < _bytes_of(byte) else 0
     return 0
+
+
+def _bytes_of(first: int) -> int:
+    """Number of bytes of a character in UTF-8 that begins with this one."""
+    return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+
+
+def _to_come(begun: bytes) -> bytes:
+    """What may end a character that has begun: equal for two of them only if the same bytes may."""
+    if not begun or (len(begun) == 1 and begun[0] in _NARROW):
+        return begun
+    return b"%d" % (_bytes_of(begun[0]) - len(begun))
