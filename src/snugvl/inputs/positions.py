@@ -170,9 +170,7 @@ class Position:
         self._string: bytes | None = (
             None  # what an unfinished string has so far, or its last, unfinished character
         )
-        self._length: list[int] | None = (
-            None  # its characters, escapes and escapes by number, if they alone matter
-        )
+        self._length: int | None = None  # its characters, an escape being one, if nothing else matters
         self._escape = b""  # an unfinished one
         self._name = False  # whether the string is the key of an object
         self._scalar = b""  # an unfinished number, or true, false, null
