@@ -16,7 +16,7 @@ from snugvl.hardware.calibration import with_measured
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native.footprint import KERNEL_BYTES
-from snugvl.planner.engines.native.step_graphs import MOST
+from snugvl.planner.engines.native.step_graphs import MOST, MOST_OF_DRAFTS
 
 MIB = 1 << 20
 GPU = Gpu(0, "Test GPU", 8 << 30, 7 << 30, (12, 0), driver="580.1", uuid="GPU-1")
@@ -87,7 +87,7 @@ def test_a_context_is_no_measurement_before_kernels_are_loaded(cache: Path) -> N
 
 def test_the_drivers_part_of_recordings_is_not_the_contexts(cache: Path) -> None:
     """Few engines have them: the next plan would count them for every one."""
-    keep = keeper(PLACE, "subject", MOST * 2 * MIB)
+    keep = keeper(PLACE, "subject", MOST * 2 * MIB, MOST)
     keep(ledger(406 * MIB, 60 * MIB), Load(recorded=3))
     assert with_measured(GPU).context_bytes == 400 * MIB + 32 * MIB - KERNEL_BYTES
     place = calibration.place_of(GPU)
@@ -95,6 +95,13 @@ def test_the_drivers_part_of_recordings_is_not_the_contexts(cache: Path) -> None
     assert context is not None
     assert (context.planned_bytes, context.measured_bytes) == ((490 - MOST * 2) * MIB, 400 * MIB)
     keep(ledger(460 * MIB, 60 * MIB), Load(recorded=FEW + 1))
+    assert with_measured(GPU).context_bytes == 400 * MIB + 32 * MIB - KERNEL_BYTES
+
+
+def test_a_plan_of_drafts_alone_has_fewer_recordings() -> None:
+    keeper(PLACE, "subject", MOST_OF_DRAFTS * 2 * MIB, MOST_OF_DRAFTS)(
+        ledger(406 * MIB, 60 * MIB), Load(recorded=3)
+    )
     assert with_measured(GPU).context_bytes == 400 * MIB + 32 * MIB - KERNEL_BYTES
 
 

@@ -12,20 +12,24 @@ from snugvl.core.service import Load
 from snugvl.hardware import calibration
 from snugvl.hardware.calibration import ANY_ENGINE, COMPONENT, Measurement
 from snugvl.planner.engines.native.footprint import KERNEL_BYTES
-from snugvl.planner.engines.native.step_graphs import MOST
 
 GRAIN_BYTES = 8 << 20  # growth that is worth writing down, but for the context's: a plan fills its share
 FEW = 4  # recordings whose part of the driver's memory is known well enough
 
 
 def keeper(
-    place: TargetDevice, subject: str, graphs_bytes: int = 0, about: Mapping[str, object] | None = None
+    place: TargetDevice,
+    subject: str,
+    graphs_bytes: int = 0,
+    most: int = 1,
+    about: Mapping[str, object] | None = None,
 ) -> Callable[[Ledger, Load], None]:
     """A function that is shown the ledger now and then, and writes down what has grown.
 
-    `graphs_bytes`: the driver's part of the graphs of steps with prompts, as planned. Few engines have it,
-    and it is not the context's: another plan would count it twice. It is known for the largest of them, so
-    the context is no measurement any more once there are some. `about`: what has started, for a report.
+    `graphs_bytes`: the driver's part of graphs of steps with prompts or drafts, `most` of them, as planned.
+    Few engines have it, and it is not the context's: another plan would count it twice. It is known for the
+    largest of them, so the context is no measurement any more once there are some. `about`: what has started,
+    for a report.
 
     The driver loads kernels when they first run, and how many of them depends on the model and on what it is
     asked. So the context that is kept is the largest that any engine had on such a GPU and driver.
@@ -36,7 +40,7 @@ def keeper(
         context = ledger.row(CONTEXT)
         told = context is None or context.measured_bytes is not None
         untold = not told and place.context_measured and CONTEXT not in kept
-        ledger = replace(ledger, rows=_rows(ledger, graphs_bytes, load.recorded))
+        ledger = replace(ledger, rows=_rows(ledger, graphs_bytes, most, load.recorded))
         graphs = ledger.row(GRAPHS)
         ran = graphs is not None and bool(graphs.measured_bytes)
         grown = {
@@ -76,20 +80,20 @@ def _add(found: list[Measurement | None], largest: list[Measurement | None] | No
             calibration.add(calibration.calibration_file(), known, largest=most)
 
 
-def _rows(ledger: Ledger, graphs_bytes: int, count: int) -> tuple[LedgerRow, ...]:
+def _rows(ledger: Ledger, graphs_bytes: int, most: int, count: int) -> tuple[LedgerRow, ...]:
     """With what the driver holds in one row, without what it has of `count` recordings."""
     late = ledger.row(LATE)
-    return tuple(_alone(row, late, graphs_bytes, count) for row in ledger.rows if row.name != LATE)
+    return tuple(_alone(row, late, graphs_bytes, most, count) for row in ledger.rows if row.name != LATE)
 
 
-def _alone(row: LedgerRow, late: LedgerRow | None, graphs_bytes: int, count: int) -> LedgerRow:
+def _alone(row: LedgerRow, late: LedgerRow | None, graphs_bytes: int, most: int, count: int) -> LedgerRow:
     if row.name != CONTEXT or row.measured_bytes is None:
         return row
     if count > FEW:
         return LedgerRow(CONTEXT)
     planned = None if row.planned_bytes is None else row.planned_bytes - graphs_bytes
     measured = row.measured_bytes + ((late.measured_bytes or 0) if late is not None else 0)
-    return LedgerRow(CONTEXT, planned, max(measured - count * graphs_bytes // MOST, 0))
+    return LedgerRow(CONTEXT, planned, max(measured - count * graphs_bytes // most, 0))
 
 
 def _measurements(

@@ -48,7 +48,7 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
     from snugvl.backends.native.ahead import KernelsAhead
     from snugvl.backends.native.loading import load_engine
     from snugvl.backends.native.remember import keeper
-    from snugvl.planner.engines.native.step_graphs import DRIVER
+    from snugvl.planner.engines.native.step_graphs import DRIVER, recordings
 
     _collect_garbage()
     mark("the engine is imported")
@@ -60,6 +60,7 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
         kernels.wait_for_first(report)
         mark("what a first question needs is compiled")
     memory, plan = loaded.backend.memory(), loaded.allocation
+    graphs = plan.footprint.named(DRIVER), recordings(plan.settings)
     meter = Meter(
         loaded.place.device,
         loaded.planned,
@@ -67,7 +68,7 @@ def native(choice: EngineChoice, report: Progress) -> HostedModel:
         memory["kv_cache"] + memory["recurrent_state"],
         cap_bytes=loaded.cap_bytes,
         beside=loaded.beside,
-        keep=keeper(loaded.place, plan.subject, plan.footprint.named(DRIVER), _about(loaded.capabilities)),
+        keep=keeper(loaded.place, plan.subject, *graphs, _about(loaded.capabilities)),
     )
     return HostedModel(loaded.backend, meter, partial(loaded.backend.settle, ahead))
 

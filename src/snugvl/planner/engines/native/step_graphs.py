@@ -66,13 +66,18 @@ def step_graph_components(
     library = cublas_bytes - library_bytes(model, settings, cublas_bytes)
     vision = model.facts.vision
     tower_kernels = 0 if vision is None else vision.depth * TOWER_LAYER_KERNELS
-    most = MOST if settings.step_graphs else MOST_OF_DRAFTS
+    most = recordings(settings)
     driver = most * NODE_BYTES * max(_step_kernels(model, settings), tower_kernels)
     why = f"up to {most} recordings, on an H200"
     return [
         Component(POOL, Kind.GRAPHS, pool + library, basis="predicted", why="one pool for all of them"),
         Component(DRIVER, Kind.OTHER, driver, basis="measured", why=why),
     ]
+
+
+def recordings(settings: Settings) -> int:
+    """Number of such graphs that there may be at a time."""
+    return MOST if settings.step_graphs else MOST_OF_DRAFTS
 
 
 def _step_kernels(model: Inventory, settings: Settings) -> int:
