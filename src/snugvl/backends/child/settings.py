@@ -177,7 +177,7 @@ class ChildChoice:
 
     @property
     def card(self) -> Card | None:
-        """Its GPU as the plan saw it, for a diagnosis; None without a plan."""
+        """The GPU as the plan saw it, for a diagnosis; None without a plan."""
         return self.facts.card if self.facts is not None else None
 
     @property
@@ -199,10 +199,12 @@ class ChildChoice:
         return str(near(POCKET)) if self.model == POCKET else self.model
 
     def check(self, engine: str, chosen: bool) -> None:
-        """Refuse settings that contradict each other. `chosen`: whether more than flags and command was set.
+        """Refuse settings that contradict each other.
+
+        `chosen`: whether a setting of this engine alone was given, such as vLLM's sleeping.
 
         Raises:
-            RequestError: names them.
+            RequestError: names the settings.
         """
         if self.attach is None and not self.model:
             raise RequestError(f"{engine} has to be told which model to serve", field="model")

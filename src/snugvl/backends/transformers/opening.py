@@ -48,8 +48,8 @@ class Checkpoint:
     """A folder, and how it may be opened.
 
     Attributes:
-        name: as the user said it.
-        config: of transformers.
+        name: the model's name as the user gave it.
+        config: the configuration that transformers read.
         own_code: whether Python files of the checkpoint run.
     """
 
@@ -113,7 +113,7 @@ def open_checkpoint(name: str, folder: Path, *, trusted: bool) -> Checkpoint:
 
 
 def open_inputs(checkpoint: Checkpoint) -> Inputs:
-    """Its tokenizer and, of a model that sees, its processor.
+    """The checkpoint's tokenizer and, for a model that sees, its processor.
 
     Raises:
         CheckpointError: files are missing or broken.
@@ -160,7 +160,7 @@ def _part(name: str, checkpoint: Checkpoint, options: dict[str, Any]) -> Any:
 
 
 def _processor_class(checkpoint: Checkpoint) -> Any:
-    """As one of the files names it, else the one of the architecture."""
+    """The processor class that one of the files names, else that of the architecture."""
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         path = checkpoint.folder / name
         named = read_json(path).get("processor_class") if path.is_file() else None
@@ -168,7 +168,10 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
         if found is not None:
             return found
     if type(checkpoint.config) not in PROCESSOR_MAPPING:
-        raise UnsupportedModel(f"transformers has no processor for {type(checkpoint.config).__name__}")
+        raise UnsupportedModel(
+            f"transformers has no processor for {type(checkpoint.config).__name__}, so it can't prepare its "
+            "pictures; take another model, or a newer transformers"
+        )
     return PROCESSOR_MAPPING[type(checkpoint.config)]
 
 
@@ -184,7 +187,7 @@ class DecodedTokenizer(Tokenizer):
         self._decoded = cache(self._decode_one)
 
     def least_tokens(self, text: str) -> int:
-        """Nothing is known of how such a tokenizer cuts text."""
+        """0: how such a tokenizer cuts text isn't known."""
         return 0
 
     def token_bytes(self, token_id: int) -> bytes:

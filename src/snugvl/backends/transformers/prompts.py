@@ -201,7 +201,7 @@ class Preparer(PromptMaker[ModelPrompt]):
         return {"videos": frames, "videos_kwargs": told}
 
     def _written(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """With placeholders as text, for a template that takes nothing else."""
+        """The messages, with text in place of pictures where the template takes nothing else."""
         if not self._style.written:
             return messages
         return [
