@@ -57,7 +57,7 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
 
 
 def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
-    """Tile of one row of input times int4, as `benchmarks/kernels/` measured it, within the registers there are."""
+    """Tile of one row of input times int4: the fastest of those measured that fits the registers."""
     columns = weights.columns
     if swiglu:
         tile = Fragments(8, 4, 4)
