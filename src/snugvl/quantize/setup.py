@@ -368,7 +368,10 @@ class QuantizeJob:
         grids = {place: output.grids(each.columns) for place, each in self.matrices.items()}
         self.choice: WidthOptions = WidthOptions(grids, self.matrices)
         if not self.matrices:
-            raise UnsupportedModel(f"{options.model} has no matrix whose columns divide into groups of 32")
+            raise UnsupportedModel(
+                f"{options.model} has no matrix whose columns divide into groups of 32; "
+                "use the model as it is"
+            )
         self.choice.check(bits)
         self.material: CalibrationData = material_of(self.side, given)
         entries = read_tensors(folder)

@@ -207,11 +207,11 @@ class ChildChoice:
             RequestError: names the settings.
         """
         if self.attach is None and not self.model:
-            raise RequestError(f"{engine} has to be told which model to serve", field="model")
+            raise RequestError(f"{engine} needs the name of the model to serve", field="model")
         if self.attach is not None and (self.command or self.arguments or chosen):
             raise RequestError(
-                f"a {engine} that runs already keeps its own flags: --attach goes neither with a command, "
-                "nor with flags, nor with sleeping",
+                f"--attach can't be combined with a command, flags or sleeping: a {engine} that runs already "
+                "keeps its own; leave one of them out",
                 field="attach",
             )
         if self.attach is not None and not self.attach.startswith(("http://", "https://")):

@@ -106,8 +106,8 @@ def open_checkpoint(name: str, folder: Path, *, trusted: bool) -> Checkpoint:
     found = Checkpoint(name, folder, config, not type(config).__module__.startswith("transformers."))
     if not found.own_code and not found.sees and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(
-            f"{name} is a {settings.get('model_type')!r}, with which transformers answers no questions about "
-            "text or pictures"
+            f"{name} is a {settings.get('model_type')!r}, which doesn't write text in transformers; take a "
+            "model for chats, with or without pictures"
         )
     return found
 
@@ -267,5 +267,8 @@ def explained(name: str) -> Iterator[None]:
         if isinstance(error, ImportError):
             raise UnsupportedModel(f"{name} needs something that is not installed: {text}") from None
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
-            raise DoesNotFit(f"memory ran out while {name} was loaded: {text}") from None
+            raise DoesNotFit(
+                f"memory ran out while {name} was loaded; close other programs, or take fewer bits or a "
+                f"smaller model: {text}"
+            ) from None
         raise CheckpointError(f"transformers can't load {name}: {type(error).__name__}: {text}") from None

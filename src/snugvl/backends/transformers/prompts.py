@@ -223,7 +223,7 @@ class Preparer(PromptMaker[ModelPrompt]):
         if not parts:
             return
         if self.resolution is None:
-            raise RequestError(f"{self._name} takes no pictures here", field="messages")
+            raise RequestError(f"{self._name} takes no pictures here; send text alone", field="messages")
         if any(isinstance(part, Video) for part in parts):
             if not self.videos:
                 raise RequestError(
