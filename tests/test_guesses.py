@@ -458,7 +458,7 @@ def test_20_pictures_come_first(model: Tasks) -> None:
 def test_a_message_without_content_is_refused_as_a_server_does(
     model: Tasks, role: str, beside: dict[str, Any]
 ) -> None:
-    with pytest.raises(RequestError, match=r"messages\[1\] has no content; give words, or a list of parts"):
+    with pytest.raises(RequestError, match=r"messages\[1\] has no content; give a text, or a list of parts"):
         model.chat(["hi", {"role": role, **beside}])
     assert turns([{"role": "assistant", "content": None, "tool_calls": [CALL]}])[0].tool_calls
 

@@ -162,8 +162,9 @@ def error_table() -> str:
         "unsupported_parameter": "A field that would change the answer, and that we don't support.",
         "unsupported_value": "A value of the protocol that we don't support.",
         "invalid_json": "The body is not JSON.",
+        "invalid_form": "The multipart form can't be read.",
     }
-    rows += [(400, f"`{code}`", words[code], "") for code in dict.fromkeys(errors.VALIDATION_CODES.values())]
+    rows += [(400, f"`{code}`", text, "") for code, text in words.items()]
     rows += [
         (400, "`invalid_type`", "A field has a value of the wrong type.", ""),
         (400, "`invalid_value`", "A field has a value out of its bounds.", ""),

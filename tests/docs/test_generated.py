@@ -8,12 +8,15 @@ import typer
 
 from snugvl.cli.app import app
 from snugvl.planner.settings import Settings
+from snugvl.server import errors
 from snugvl.server.app import create_app
 from snugvl.server.context import Context
 from snugvl.server.media.loading import MediaLoader
 from snugvl.server.settings import ServerSettings
 from tests.docs import generated
 from tests.server.fake import FakeService
+
+SERVER = generated.FOLDER.parent / "src" / "snugvl" / "server"
 
 
 @pytest.mark.parametrize("path", generated.pages(), ids=lambda path: path.name)
@@ -32,6 +35,19 @@ def test_every_field_is_named() -> None:
     for request in (*generated.REQUESTS.values(), *generated.OTHER_REQUESTS):
         for field in request.model_fields:
             assert re.search(rf"[`\"]{field.removesuffix('_')}[`\"]", page), f"{request.__name__}.{field}"
+
+
+def test_every_error_is_in_the_table() -> None:
+    table = generated.error_table()
+    source = "".join(path.read_text("utf-8") for path in SERVER.rglob("*.py"))
+    codes = {*re.findall(r'code="(\w+)"', source), *errors.VALIDATION_CODES.values()}
+    statuses = set(re.findall(r"HTTPException\(\s*(\d+)", source))
+    assert {"invalid_form", "invalid_json"} <= codes
+    assert {"403", "415"} <= statuses
+    for word in codes:
+        assert f"| `{word}` |" in table, word
+    for status in statuses:
+        assert f"| {status} |" in table, status
 
 
 def test_every_setting_of_a_plan_is_named() -> None:

@@ -141,7 +141,7 @@ def test_the_image_is_left_alone(images: ImagePreprocessor) -> None:
         ({"image_std": None}, r"has no 'image_std'"),
         ({"size": None}, r"has no 'shortest_edge'"),
         ({"size": 7}, r"'size' = 7"),
-        ({"size": {"shortest_edge": 9999, "longest_edge": 4096}}, r"at least 9999 and at most 4096"),
+        ({"size": {"shortest_edge": 9999, "longest_edge": 4096}}, r"at least 9,999 and at most 4,096"),
         ({"size": {"shortest_edge": 1, "longest_edge": 500}}, r"500 pixels; one token alone has 32×32"),
         ({"rescale_factor": 0}, r"'rescale_factor' = 0"),
         ({"rescale_factor": "1/255"}, r"'rescale_factor'"),

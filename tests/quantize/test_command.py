@@ -226,5 +226,5 @@ def test_models_and_places_that_cannot_be(
     monkeypatch.setattr(writing, "free_bytes", lambda _: 1 << 10)
     full = quantize(tmp_path / "full")
     assert full.code == 5
-    assert "on the disk, and 1 KiB are free" in full.err.replace("1.0 KiB", "1 KiB"), full.err
+    assert "of disk space, and only 1 KiB are free" in full.err.replace("1.0 KiB", "1 KiB"), full.err
     assert not (tmp_path / "full").exists()

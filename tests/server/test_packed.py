@@ -83,6 +83,7 @@ def test_what_is_no_gzip_says_so(http: httpx.Client, data: bytes) -> None:
 def test_other_codings_are_refused_by_name(http: httpx.Client, coding: str) -> None:
     answer = packed(http, gzip.compress(CHAT), coding)
     assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_media_type"
     assert f"Content-Encoding: {coding} isn't read here" in answer.json()["error"]["message"]
 
 

@@ -147,7 +147,7 @@ class RemoteStream(OneAnswer):
         self._open = False
 
     def __iter__(self) -> Iterator[Delta]:
-        """For a thread that is not the event loop's."""
+        """The deltas, for a thread other than the event loop's; waits for each."""
         while (delta := self._elsewhere().result()) is not None:
             yield delta
         self._open = False

@@ -190,8 +190,8 @@ def place_on(
     cost = estimate_of(capability, facts.multi_processor_count) if measured is None else measured
     if limit_bytes is not None and limit_bytes <= cost:
         raise RequestError(
-            f"memory of {limit_bytes:,} bytes holds not even the CUDA context and its libraries "
-            f"({cost:,} bytes on {facts.name})",
+            f"memory of {limit_bytes:,} bytes doesn't even hold the CUDA context and its libraries "
+            f"({cost:,} bytes on {facts.name}); give more",
             field="memory",
         )
     if fresh and gpu is not None:

@@ -136,7 +136,7 @@ class Preparers:
         return "light" if grammar is None or grammar in self._known else "heavy"
 
     def remember(self, request: Request) -> None:
-        """Its grammar was compiled: the next time that takes no time."""
+        """Note that a request's grammar was compiled, so that the next request with it counts as light."""
         grammar = _grammar_of(request)
         if grammar is not None:
             self._known.pop(grammar, None)

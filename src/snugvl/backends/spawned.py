@@ -202,7 +202,7 @@ class SpawnedProcess(ABC):
 
     @abstractmethod
     def _heard(self, line: str) -> None:
-        """It has printed a line."""
+        """Take a line that the process printed."""
 
     async def _gone(self) -> None:
         """Return when nothing more is to be had of it."""

@@ -64,7 +64,7 @@ class Lives:
     Attributes:
         state, detail, progress: as in `Health`.
         count: lives that became ready.
-        deaths: in a row.
+        deaths: number of deaths in a row.
         failure: why it doesn't run, once the state is "failed" for it.
     """
 
@@ -228,7 +228,7 @@ class Ending:
 
     Attributes:
         reason: half a sentence.
-        lines: of its log.
+        lines: last lines of its log.
         was_ready: whether it served before.
         error: what to say where the reason is known and waiting won't help; None: the log may know.
     """
@@ -314,7 +314,7 @@ class Supervised(ABC, Generic[L]):
         """End the requests of a life that is over, with the one error where an answer had begun."""
 
     def _pause_s(self, ending: Ending) -> float | None:
-        """Seconds until the life after one that ended so; None where there will be none."""
+        """Seconds until the next life, after one that ended with `ending`; None where there is none."""
         self._logger.error("%s", ending.reason)
         return self._lives.count_death(ending.reason)
 

@@ -35,7 +35,7 @@ class Record:
         pieces_s: when each piece of the answer came; a piece is a token, or several.
         finished_s: when the server said that the answer is whole: later than the last piece where the last
             tokens have no text.
-        output_tokens: by the server's count, or else the number of pieces (`counted_by`).
+        output_tokens: tokens of the answer by the server's count, else the number of pieces (`counted_by`).
         error: None, or a short code such as "429 queue_full"; `message` is the server's.
     """
 

@@ -267,7 +267,10 @@ def compare(first: BenchmarkResult, second: BenchmarkResult, names: tuple[str, s
         have = " and ".join(
             ", ".join(str(level.clients) for level in result.levels) or "none" for result in (first, second)
         )
-        raise InputError(f"the two results have no number of clients in common: {have}")
+        raise InputError(
+            f"the two results have no number of clients in common: {have}; measure both "
+            "with the same --levels"
+        )
     tables = [_level(one, other) for one, other in pairs]
     above = [_line("A", names[0], first), _line("B", names[1], second)]
     if memory := tuple(_others(first, second)):

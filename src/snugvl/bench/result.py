@@ -220,7 +220,7 @@ class MachineFacts:
 
 
 def describe_machine() -> MachineFacts:
-    """This machine."""
+    """The hardware and software of this machine, as a result file states them."""
     found, build = probe(), torch_build()
     return MachineFacts(
         system=f"{found.os} {platform.release()}",

@@ -62,12 +62,12 @@ class _Mix:
     """Types of one file type as `llama-quantize` chooses them (llama.cpp, src/llama-quant.cpp).
 
     Attributes:
-        base: of what nothing else is said.
-        more: of values and second products, in every third layer and those at both ends (`first` 0).
-        first: one of so many layers, the first ones, has second products of type `early`; 0: `more`.
-        early, rest: of second products in the first layers, and in the others.
-        values: of the first two layers' values, and of the others'.
-        joined, out: of `JOINED` in mixtures, and of the attention's output.
+        base: type of all tensors that no other attribute names.
+        more: type of values and second products, in every third layer and those at both ends (`first` 0).
+        first: the first layers, one of so many, have second products of type `early`; 0: see `more`.
+        early, rest: types of second products in the first layers, and in the others.
+        values: types of the first two layers' values, and of the others'.
+        joined, out: types of `JOINED` in mixtures, and of the attention's output.
     """
 
     base: str
@@ -136,17 +136,17 @@ class Entry:
 
     Attributes:
         name: Hub id of the plain form, or "pocket".
-        forms: where it is published, plain weights first.
+        forms: repositories that publish it, plain weights first.
         sees: whether it takes images.
         grounds: whether it finds boxes, as its vendor says.
         gated: whether the Hub asks to accept a licence first.
-        scores: published for pictures.
+        scores: scores on pictures that were published.
         quality_rank: 1 is the best of the catalogue among those that see; None: not ranked against them.
         small_files_bytes: approximate bytes of tokenizer, templates and configuration.
         gguf: name of a GGUF of it to be led to, published by its maker or llama.cpp's, with its mmproj; "" as
             of Gemma 4, whose pictures have too few tokens in llama.cpp.
         ggufs: other GGUFs of it that people hold.
-        above: where nothing published of it stands here: the model right above which it is ranked, and why.
+        above: (model right above which it is ranked, why), for a model without scores; else None.
     """
 
     name: str

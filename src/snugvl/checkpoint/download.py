@@ -56,10 +56,10 @@ class Unwatched:
     """Shows nothing."""
 
     def start(self, label: str, total_bytes: int) -> None:
-        """Nothing to show."""
+        """Ignore the call: nothing is shown."""
 
     def advance(self, count_bytes: int) -> None:
-        """Nothing to show."""
+        """Ignore the call: nothing is shown."""
 
 
 @dataclass(frozen=True, slots=True)

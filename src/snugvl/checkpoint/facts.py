@@ -78,10 +78,10 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The decoder.
+    """Sizes of a model's decoder.
 
-    `experts_used`: of a token, in a layer that is a mixture of experts; 0 without experts. `mixture`: sizes
-    of those layers, where the configuration says them.
+    `experts_used`: number of experts that a token uses in a layer that is a mixture of experts; 0 without
+    experts. `mixture`: sizes of such layers; None where the configuration doesn't give them.
     """
 
     hidden_size: int

@@ -47,12 +47,12 @@ class Job:
 
     @property
     def image(self) -> str | list[str]:
-        """Its name in records: the image's, or a list of several."""
+        """The job's name in records: that of its image, or a list where there are several."""
         return list(self.names) if self.together else self.names[0]
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """The job's name for people."""
         return ", ".join(self.names)
 
     @property

@@ -335,5 +335,7 @@ def _check_targets(chosen: dict[str, Path]) -> None:
         if path in inputs:
             raise InputError(f"--draw would replace the input {target}; choose another place")
         if path in owners:
-            raise InputError(f"--draw would give {owners[path]} and {image} the same picture {target}")
+            raise InputError(
+                f"--draw would give {owners[path]} and {image} the same picture {target}; rename one"
+            )
         owners[path] = image

@@ -73,7 +73,7 @@ class Client(calls.Requester, Tasks):
         return understood(answers.model_names, self.get("/v1/models"))
 
     def health(self) -> Health:
-        """Where the engine stands, ready or not; one try."""
+        """The state of the server's engine, ready or not; asked for once."""
         with connection.translating(self._address):
             try:
                 value = self._once().get(self._address.url("/health"), cast_to=object)
@@ -202,7 +202,7 @@ class AsyncClient(
         return understood(answers.model_names, await self.get("/v1/models"))
 
     async def health(self) -> Health:
-        """Where the engine stands, ready or not; one try."""
+        """The state of the server's engine, ready or not; asked for once."""
         with connection.translating(self._address):
             try:
                 value = await self._once().get(self._address.url("/health"), cast_to=object)

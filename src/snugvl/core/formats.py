@@ -37,8 +37,8 @@ class Format:
         zero: whether a group also has a zero point: the code that means 0, not a whole number.
         since: compute capability of the oldest GPUs whose kernels read it; (0, 0): of all that our engine
             runs on; None: there are no kernels, and it is for CPUs alone.
-        instructions: of a thread that a weight costs in a decode step, fitted to measured steps of our engine
-            (`tests/planner/planned_speed.py --fit`).
+        instructions: instructions of a GPU thread that a weight costs in a decode step, fitted to measured
+            steps of our engine (`tests/planner/planned_speed.py --fit`).
         measured: KL to float32 in nats a token, by model. Where nothing was measured, the format is for
             those who ask for it: no plan takes it by itself.
         differ: the same in words: how answers differ from those of the original weights.
@@ -128,7 +128,7 @@ class Bitsandbytes:
     """A format that bitsandbytes makes of a matrix.
 
     Attributes:
-        name: as bitsandbytes calls it.
+        name: bitsandbytes' name of the format.
         bits: bits of a value.
         block: number of values that share a float32 scale; None: a row shares one.
     """

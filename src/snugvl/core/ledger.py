@@ -24,7 +24,7 @@ class LedgerRow:
     """One component of memory, in bytes.
 
     Attributes:
-        name: as the plan or the engine's log calls it.
+        name: name of the component in the plan or in the engine's log.
         planned_bytes: what the plan gave it, or None for what no plan knew of.
         measured_bytes: what it holds now, or None where that can't be told apart.
         used_bytes: how much of that is in use (KV blocks held by requests), where that makes sense.
@@ -73,11 +73,11 @@ class Ledger:
     """Memory that one engine holds on its device, and all that the device has.
 
     Attributes:
-        device: as people know it.
+        device: name of the device for people.
         rows: components, largest part of the plan first.
-        total_bytes: of the device (host memory for a CPU).
-        free_bytes: free now.
-        process_bytes: the engine's process in all, as the driver or the system counts it.
+        total_bytes: bytes of memory that the device has (host memory for a CPU).
+        free_bytes: bytes of it that are free now.
+        process_bytes: bytes that the engine's process holds in all, as the driver or the system counts it.
         cap_bytes: what the process will never exceed, or None without a cap.
     """
 

@@ -17,8 +17,8 @@ class Kind(StrEnum):
     """A kind of memory. Its value is the text that people and rows of the ledger see.
 
     Attributes:
-        letter: in a bar without colours.
-        colour: on a terminal, as rich calls it.
+        letter: its letter in a bar without colours.
+        colour: its colour on a terminal, a name of rich's.
         within: the group that a bar of few kinds counts it to; empty where it is a group itself.
         among: words for the whole group; empty where they are its own.
     """

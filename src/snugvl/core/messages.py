@@ -150,7 +150,7 @@ class Message:
 
     Attributes:
         content: may be given as a string, or as a list of strings, images and parts.
-        tool_calls: of the assistant.
+        tool_calls: calls that the assistant made.
         tool_call_id: id of the call that a message of role "tool" answers.
         reasoning: the assistant's reasoning before the content; the chat template shows it or doesn't.
     """
@@ -284,12 +284,12 @@ class Delta:
         text: new text; may be empty (a token that ends in the middle of a character, or the end).
         choice: index below `sampling.n`.
         logprobs: log-probabilities of the tokens of this text, when asked for.
-        finish_reason: on the last delta of a choice.
-        usage: on the last delta of the request.
+        finish_reason: why the choice ended; on its last delta, else None.
+        usage: tokens of the request; on its last delta, else None.
         stop: on the last delta of a choice: the stop string that ended it, or the text of the token among
             `sampling.stop_token_ids` that did.
         reasoning: new text of what the model thinks before its answer; none of `text`.
-        completion_tokens: of all choices, generated so far.
+        completion_tokens: tokens generated so far, of all choices.
         prompt_logprobs: log-probabilities of every prompt token, on the first delta, where asked for.
         cached_tokens: tokens of the prompt that the prefix cache had; on the last delta of the request.
         drafts: numbers of drafts, (accepted, rejected); on the last delta of the request.

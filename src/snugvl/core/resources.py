@@ -161,7 +161,7 @@ class Region:
 
     @classmethod
     def inherited(cls, descriptor: str, nbytes: str) -> Self:
-        """In the child: the region that the parent made, from the values of `arguments`."""
+        """The region that the parent made, opened in the child with the values of `arguments`."""
         region = cls(int(descriptor), int(nbytes))
         region.keep_to_ourselves()
         return region

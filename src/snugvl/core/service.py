@@ -25,14 +25,14 @@ State = Literal["starting", "ready", "restarting", "draining", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Where the engine stands.
+    """The state of the engine at one moment.
 
     Attributes:
         detail: one sentence for people: what it is doing, or why it is not ready and what comes next.
-        progress: of loading, from 0 to 1, while starting or restarting.
+        progress: share of loading that is done, from 0 to 1, while starting or restarting; else None.
         restarts: number of times that it came back since the server started.
         retry_after_s: seconds after which asking again makes sense, when not ready.
-        timeline: how the engine's last start went.
+        timeline: what the engine's last start reached, and when.
     """
 
     state: State
@@ -53,8 +53,8 @@ class Load:
     """Load and counters of an engine. Counters start from 0 with the engine, not with the server.
 
     Attributes:
-        num_blocks: of the KV cache now. Fewer than `planned_blocks` while other programs need the memory;
-            `planned_blocks` is 0 where the engine's cache never changes.
+        num_blocks: number of blocks of the KV cache now; fewer than `planned_blocks` while other programs
+            need the memory; `planned_blocks` is 0 where the engine's cache never changes.
         encoder_queries: pictures that prompts needed; `encoder_hits` of them were encoded already.
         draft_method: how tokens are drafted, "ngram" or "mtp"; empty without speculation.
         drafted_tokens: drafts that were computed; `accepted_tokens`: those of them that were right.

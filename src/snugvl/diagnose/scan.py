@@ -172,7 +172,7 @@ class LoggedRun:
 
 
 def scan(log: Iterable[bytes]) -> LoggedRun:
-    """The known lines of the last start in blocks of whole lines (`blocks`)."""
+    """Find the known lines of the last start. `log`: the log in blocks of whole lines (see `blocks`)."""
     run = LoggedRun()
     line = 0
     for block in log:

@@ -36,7 +36,8 @@ class Recovery:
     """Goes on after failures. No step is in flight when it is called.
 
     Attributes:
-        faults: errors of the model, or of ours; `shortages`: lacks of memory.
+        faults: number of steps and encodings that failed with an error other than too little memory.
+        shortages: number of those that ran out of memory.
         waits_since: when the oldest request began to wait for memory that other programs hold, or None.
     """
 

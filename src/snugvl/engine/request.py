@@ -27,14 +27,14 @@ class VisionItem:
     """One image or video, preprocessed.
 
     Attributes:
-        patches: in the order the vision tower wants: `[t·h·w, patch_dim]` floating point, or
+        patches: patches in the vision tower's order: `[t·h·w, patch_dim]` floating point, or
             `[t·h·w, patch_dim / slots]` bytes.
-        grid_thw: temporal patches, rows and columns.
+        grid_thw: numbers of temporal patches, rows and columns.
         digest: hash of content and preprocessing; equal digests have equal encodings.
-        levels: what bytes mean: `[channels, 256]` float32.
+        levels: `[channels, 256]` float32, the normalised value of each byte; None for floating point.
         slots: how often the bytes of a channel are repeated: one frame fills a temporal patch.
-        time_step: of a video whose frames share one run of placeholders, how far apart they are in time, in
-            M-RoPE positions; None where each has a run of its own.
+        time_step: M-RoPE positions of time between frames of a video whose frames share one run of
+            placeholders; None where each has a run of its own.
     """
 
     patches: torch.Tensor

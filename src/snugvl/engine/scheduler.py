@@ -72,7 +72,7 @@ class Chunk:
 
     @property
     def placeholders(self) -> tuple[int, ...]:
-        """Its tokens that are placeholders, by their indices in the prompt."""
+        """Indices in the prompt of the chunk's tokens that are placeholders."""
         prompt = self.sequence.prompt
         return prompt.placeholders_in(self.start, self.end) if self.start < len(prompt.ids) else ()
 
@@ -84,13 +84,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step.
+    """The tokens that one step computes, and the copies before it.
 
     Attributes:
-        copies: come first, in their order.
-        restores: slots that become copies of snapshots, before anything is computed.
-        later: the chunk that was left out, if there is one, because its images aren't encoded.
-        alone: whether it must run with as little memory as can be (see `recovery.py`).
+        chunks: the tokens, a chunk for each sequence.
+        copies: KV blocks to copy before anything is computed, in this order.
+        restores: slots that become copies of state snapshots before anything is computed.
+        later: the chunk that was left out because its images aren't encoded; empty without one.
+        alone: whether the step must run with as little memory as can be (see `recovery.py`).
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -105,7 +106,7 @@ class Schedule:
         return sum(chunk.end - chunk.start for chunk in self.chunks)
 
     def settle(self) -> None:
-        """It has started: what comes after it may count on it."""
+        """Note that the step was started: its tokens count as computed."""
         for chunk in self.chunks:
             chunk.settle()
 
@@ -194,7 +195,10 @@ class Scheduler(Queues):
         return Chunk(head, start, min(head.length, start + most))
 
     def publish(self, sequence: Sequence) -> None:
-        """Let others start from what a sequence has computed; all steps that wrote it have finished."""
+        """Offer a sequence's full blocks to other sequences, by the prefix cache.
+
+        Call it only when all steps that write to these blocks have finished.
+        """
         full = (sequence.published + 1) * self.config.block_size
         if self.config.prefix_cache and sequence.computed >= full:
             publish_full(sequence, self.pool)

@@ -87,7 +87,7 @@ class Sequence:
 
     Attributes:
         order: arrival of the request and number of the choice; a higher one is younger.
-        max_tokens: new tokens at most, resolved.
+        max_tokens: most new tokens; never None.
         computed: tokens whose keys and values are in the cache, and that its recurrent state has taken in.
         lag: tokens behind those that the network has read, but its recurrent state hasn't taken in: drafts
             that were right (`speculation.py`).
@@ -95,11 +95,11 @@ class Sequence:
         slot: a number below `max_num_seqs` that is its own while it runs: where its recurrent state is.
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
             neither strangers in the batch nor a preemption change what is drawn.
-        ends: tokens that end it.
+        ends: ids of tokens that end it.
         plain: whether it takes the likeliest token that its grammar allows, and wants no more.
         penalized: whether what was said before changes its scores.
         counts: how often each id was generated, where it is penalized.
-        keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
+        keys: keys of its first full blocks in the prefix cache; they follow from the tokens alone.
         published: how many blocks of `table` the prefix cache can find.
         marks: counts of the prompt's tokens behind which a snapshot of its state is wanted, ascending.
         kept: tokens at its last snapshot, or at the one that it started from.
@@ -107,7 +107,7 @@ class Sequence:
         grammar: masks of the choice's own state, which has seen `generated` and what it forces next.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.
-        cached_tokens: that the prefix cache had when it first ran.
+        cached_tokens: number of its tokens that the prefix cache had when it first ran.
         drawn: random numbers of the next tokens, once they are drawn: a step that failed takes them again.
         alone: whether its next step must have nothing beside it, because one ran out of memory.
         drafts: its drafts; None where it has none.

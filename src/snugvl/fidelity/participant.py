@@ -83,7 +83,7 @@ class Participant:
 
     @property
     def inventory(self) -> Inventory:
-        """Its tensors, as the planner counts them."""
+        """The model's tensors, as the planner counts them."""
         return inventory(self.facts)
 
     @property
@@ -130,12 +130,12 @@ class Participant:
         return self.processor.tokenizer.decode([token for token in tokens if token not in ends]).strip()
 
     def storage(self) -> Storage:
-        """Its formats, for a pass that keeps no weights."""
+        """The model's formats, for a pass that keeps no weights."""
         whole = storage_of(self.settings)
         return replace(whole, streamed=None, embedding="gpu", expert_slots=None)
 
     def network(self, device: torch.device, told: Callable[[int], None]) -> LayeredNetwork:
-        """Its network, with one part in memory at a time; `told`: see `LayeredNetwork`."""
+        """The model's network, with one part in memory at a time; `told`: see `LayeredNetwork`."""
         opened = open_checkpoint(self.folder, dtype=self.dtype, storage=self.storage())
         return LayeredNetwork(opened, device, told=told)
 

@@ -57,10 +57,10 @@ class Question:
         return said | ({"objects": list(self.objects)} if self.task == "detect" else {})
 
     def request(self, image: Image, model: Capabilities, max_pixels: int | None) -> Request:
-        """As the model is asked.
+        """The request that asks the question about `image`.
 
         Raises:
-            RequestError: it can't be asked that.
+            RequestError: the model can't do such a task.
         """
         common: dict[str, Any] = {"sampling": SamplingParams(max_tokens=self.limit), "max_pixels": max_pixels}
         match self.task:

@@ -155,10 +155,10 @@ def texts(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> Iterator[t
 
 
 def template_texts(extra: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """As `texts`, of the variables that a request gives to the template.
+    """The texts in the variables that a request gives to the template, with their field: see `texts`.
 
     Raises:
-        RequestError: one that the template gets anyway.
+        RequestError: a variable that is made of the request's own fields.
     """
     for name in extra:
         if name in _OWN:

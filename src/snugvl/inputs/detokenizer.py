@@ -52,7 +52,7 @@ class ByteLevel:
         self._alphabet = _byte_alphabet()
 
     def inside(self, token: str) -> bytes:
-        """As the byte-level decoder does it: a token with any foreign character stands for itself."""
+        """The bytes a token stands for; a token with a character outside the alphabet stands for itself."""
         mapped = [self._alphabet.get(character) for character in token]
         return token.encode() if None in mapped else bytes(b for b in mapped if b is not None)
 
@@ -70,7 +70,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _token(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
-    """Its string. One token is asked for: a table of all takes longer to make than a whole start may."""
+    """A token's string; None for an unknown id. (A table of all tokens takes too long to make at a start.)"""
     return backend.id_to_token(token_id) if 0 <= token_id < _IDS else None
 
 

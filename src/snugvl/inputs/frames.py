@@ -42,8 +42,8 @@ class VideoLimits:
         min_frames: sampled from a video shorter than that many frames at the wanted rate.
         fps: frames a second that are kept, unless a request says otherwise (as Qwen3-VL's processor does).
         max_duration_s: longer videos are refused.
-        max_frame_pixels: of the file; larger frames are refused before they are decoded.
-        max_total_pixels: of all frames that are kept; they are scaled down to it.
+        max_frame_pixels: most pixels of a frame in the file; larger ones are refused before they are decoded.
+        max_total_pixels: most pixels of all frames that are kept; they are scaled down to it.
         decode_s: seconds after which the decoder is stopped.
     """
 

@@ -357,7 +357,7 @@ class PositionedVideoPreprocessor(VideoPreprocessor):
         return [self.tokens(frames, width, height)]
 
     def timestamps(self, video: Video) -> tuple[str, ...]:
-        """Nothing is written."""
+        """Empty: the times are positions, not text."""
         return ()
 
     def time_step(self, video: Video) -> float:

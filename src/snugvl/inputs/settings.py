@@ -152,7 +152,10 @@ def _limits(section: Section) -> tuple[int, int]:
     limits = Section(found, f"{section.where}: size")
     minimum, maximum = limits.count("shortest_edge"), limits.count("longest_edge")
     if minimum > maximum:
-        raise CheckpointError(f"{section.where} allows at least {minimum} and at most {maximum} pixels")
+        raise CheckpointError(
+            f"{section.where} asks for at least {minimum:,} and at most {maximum:,} pixels, which contradict "
+            "each other; download the file again"
+        )
     return minimum, maximum
 
 

@@ -77,10 +77,10 @@ class Turn:
     reasoning: str = ""
 
     def message(self, read: Callable[[Unseen], Picture | Video]) -> Message:
-        """With its pictures read.
+        """The turn as a message, with its pictures read.
 
         Raises:
-            ImageError: one of them can't be.
+            ImageError: a picture can't be read.
         """
         parts = tuple(read(part) if isinstance(part, Unseen) else part for part in self.parts)
         return Message(self.role, parts, self.tool_calls, self.tool_call_id, self.reasoning)
@@ -253,7 +253,7 @@ def _of_dict(said: Mapping[str, Any], what: str) -> Turn:
     content = said.get("content")
     if content is None and role != "assistant":
         raise RequestError(
-            f"{what} has no content; give words, or a list of parts: "
+            f"{what} has no content; give a text, or a list of parts: "
             f"{{'role': {said['role']!r}, 'content': …}}",
             field=f"{what}.content",
         )
@@ -262,7 +262,9 @@ def _of_dict(said: Mapping[str, Any], what: str) -> Turn:
     elif isinstance(content, list | tuple):
         parts = tuple(_part_of(part, f"{what}.content[{n}]") for n, part in enumerate(content))
     else:
-        raise WrongType(f"{what}.content is {described(content)}; give words, or a list of parts", field=what)
+        raise WrongType(
+            f"{what}.content is {described(content)}; give a text, or a list of parts", field=what
+        )
     calls = tuple(
         _call(call, f"{what}.tool_calls[{n}]") for n, call in enumerate(said.get("tool_calls") or ())
     )

@@ -41,10 +41,10 @@ class AttentionMetadata:
             count. In a CUDA graph the tuples only say how many sequences there are at most, and the most
             tokens that one has: the last sequences may have none, and the last tokens none to belong to.
         state_slots: `[sequences]` int64, where the recurrent states are (`kv_cache.py`); None without any.
-        landings: `[sequences]` int64, new tokens behind which the state is copied to the scratch slot, 0 for
-            nowhere: of one sequence at most, and a multiple of the delta rule's chunk. None: of none.
-        unsure: `[sequences]` int64, last new tokens of each that its state doesn't take in, because they may
-            be wrong; with `landings`. None of a sequence with more than a chunk of the delta rule.
+        landings: `[sequences]` int64, number of new tokens after which the state is copied to the scratch
+            slot (a multiple of the delta rule's chunk, in one sequence at most), 0: it isn't; None: all 0.
+        unsure: `[sequences]` int64, number of last new tokens that the state doesn't take in, because they
+            may be wrong; with `landings`. 0 for a sequence with more than a chunk of the delta rule.
         apart: the same tokens, each as a sequence of its own (`token_by_token`), by which kernels attend.
     """
 
@@ -66,14 +66,14 @@ class AttentionMetadata:
         return all(length == 1 for length in self.query_lens)
 
     def on_device(self) -> "AttentionMetadata":
-        """With `starts` and `lengths` beside the block tables: made once, read by every layer."""
+        """A copy with `starts` and `lengths` on the device of the block tables, for every layer to read."""
         device = self.block_tables.device
         starts = upload([0, *accumulate(self.query_lens)], torch.int32, device)
         lengths = upload(self.context_lens, torch.int32, device)
         return replace(self, starts=starts, lengths=lengths)
 
     def on_host(self) -> "AttentionMetadata":
-        """With the tuples that `starts` and `lengths` tell, where there are these."""
+        """A copy with `query_lens` and `context_lens` read from `starts` and `lengths`, where set."""
         new, lengths = self.query_lens, self.context_lens
         if self.starts is not None:
             new = tuple(end - start for start, end in pairwise(self.starts.tolist()))
@@ -82,7 +82,7 @@ class AttentionMetadata:
         return replace(self, query_lens=new, context_lens=lengths)
 
     def token_by_token(self, tokens: int) -> "AttentionMetadata":
-        """With `apart`, for a few tokens: so their contexts are split over programs, as those of decodes are.
+        """A copy with `apart`: few tokens attend as decodes do, their contexts split over programs.
 
         `tokens`: number of tokens of the batch, the last of which may be padding. Needs `starts` and
         `lengths`.

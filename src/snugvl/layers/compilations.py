@@ -43,12 +43,12 @@ class Elsewhere:
         self._begun: dict[str, object] = {}  # and who compiles it
 
     def begins(self, digest: str, who: object) -> None:
-        """`who` compiles it from now on."""
+        """Note that `who` compiles the variant `digest` from now on."""
         with self._changed:
             self._begun[digest] = who
 
     def ends(self, digest: str | None = None, who: object = None) -> None:
-        """It is compiled, or that has failed; or all is that `who` had begun."""
+        """Note the end, good or bad, of compiling `digest`; without one, of all that `who` had begun."""
         with self._changed:
             for each, mine in list(self._begun.items()):
                 if each == digest or (digest is None and mine is who):
@@ -56,7 +56,7 @@ class Elsewhere:
             self._changed.notify_all()
 
     def wait(self, digest: str) -> bool:
-        """Wait until no process compiles it; whether one did."""
+        """Wait until no process compiles the variant `digest`; returns whether one did."""
         with self._changed:
             if digest not in self._begun:
                 return False

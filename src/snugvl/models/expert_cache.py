@@ -315,7 +315,7 @@ class LayerSlots:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Experts that steps found in slots, and that were brought."""
+        """(experts that steps found in slots, experts that were copied from host memory), numbers so far."""
         self._learn()
         return int(self._counts[0]), int(self._counts[1])
 

@@ -88,7 +88,7 @@ class CopiesAtOnce:
             room.copy_(source)
 
     def wait(self, event: object) -> None:
-        """It has come."""
+        """Return at once: copies on the host are complete when they return."""
 
 
 class Resident:

@@ -96,7 +96,8 @@ class LayeredNetwork:
             module.to("meta")
 
     def weigh_inputs(self) -> None:
-        """Before the first part of a decoder that is rounded to few bits: so does the engine."""
+        """Measure the inputs that rounding to few bits goes by; call it before a decoder's first part, as the
+        engine does."""
         self._opened.weigh_inputs(self.device, self.readers)
 
     def read_ahead(self, module: nn.Module) -> None:

@@ -349,7 +349,7 @@ def tensor_bytes(module: nn.Module) -> int:
 def _renamed(
     tensors: Mapping[str, TensorEntry], aliases: tuple[tuple[str, str], ...]
 ) -> dict[str, TensorEntry]:
-    """By the network's names; the first alias whose prefix matches counts. Entries keep the file's."""
+    """Entries by the network's names of tensors; entries keep the file's. The first matching alias counts."""
     found: dict[str, TensorEntry] = {}
     for name, entry in tensors.items():
         ours = next((new + name.removeprefix(old) for old, new in aliases if name.startswith(old)), name)

@@ -19,7 +19,7 @@ class FrameGroup:
 
 
 def groups(grid: GridTHW, rows: int) -> list[FrameGroup]:
-    """As many whole frames a group as `rows` patches hold, and at least one."""
+    """The frames of `grid` in groups: as many whole frames as `rows` patches hold, and at least one."""
     t, h, w = grid
     size = h * w
     most = max(1, rows // size)

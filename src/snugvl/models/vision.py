@@ -56,7 +56,7 @@ class VisionMLP(nn.Module):
         self.approximate = "tanh" if config.hidden_act == "gelu_pytorch_tanh" else "none"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` `[rows, hidden]`, which the result takes the place of."""
+        """The MLP's result `[rows, hidden]`, written over `x`."""
         inner = self.linear_fc1.wide_product(x)
         torch.ops.aten.gelu_(inner, approximate=self.approximate)
         return self.linear_fc2.wide_product(inner, out=x)

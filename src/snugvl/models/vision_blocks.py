@@ -47,7 +47,13 @@ class VisionAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, seen: Sequence[Seen]
     ) -> torch.Tensor:
-        """`x` `[rows, hidden]`, of which `seen` says piece by piece what they attend to."""
+        """Attention of patches, projected: `[rows, hidden]`.
+
+        Args:
+            x: `[rows, hidden]`, normalised.
+            places: indices of the rows' patches, by which queries are rotated.
+            seen: what the rows attend to: consecutive pieces of them, each with its keys and values.
+        """
         rows, hidden = x.shape
         query = self.qkv.wide_product(x, 0, hidden).view(rows, self.num_heads, -1)
         rotation.rotate(query, places)

@@ -106,7 +106,7 @@ class Option:
 
     @property
     def title(self) -> str:
-        """Its short name in a report."""
+        """The option's short name in a report."""
         parts = self.parts
         said = {
             "vision tower streamed": self.streams,

@@ -158,7 +158,7 @@ class Fitter:
         return self.fits(self._leanest(settings._replace(concurrency=max(settings.concurrency, at_once))))
 
     def reaching(self, nbytes: int) -> "Fitter":
-        """A fitter of this option, limited to the goals that it reaches within `nbytes` bytes of each GPU."""
+        """A copy limited to the goals that this option reaches with only `nbytes` bytes of each GPU."""
         less = [
             replace(each, margin_bytes=each.margin_bytes + max(each.usable_bytes - nbytes, 0))
             for each in self.budgets

@@ -214,8 +214,8 @@ class Plan:
         roomier: under WSL2, a mixture, or where nothing runs anything, that would be chosen, had WSL2 more of
             the PC's memory.
         cure: where wishes keep everything from running, the one without which it does.
-        other_tower: with the vision tower in the other place: streamed, where that gives finer weights,
-            larger images or a longer context; on the GPU, where those are what it is streamed for.
+        other_tower: a choice with the vision tower in the other place: streamed, where that gives finer
+            weights, larger images or a longer context; on the GPU, where those are what it is streamed for.
     """
 
     wishes: Wishes

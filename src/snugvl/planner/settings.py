@@ -22,7 +22,7 @@ class Settings(NamedTuple):
     """One way to run a model.
 
     Attributes:
-        weights: precision of the decoder's matrices in memory; all but the layers' matrices stays bf16.
+        weights: precision of the matrices of the decoder's layers in memory; everything else stays bf16.
         head: format of embedding and lm_head; our engine alone can have it other than bf16.
         kv: format of keys and values; "bf16" stands for that of the activations.
         float32: whether cache, activations and all that isn't quantised are float32, as with "fp32" weights.
@@ -32,7 +32,7 @@ class Settings(NamedTuple):
         concurrency: requests that run at the same time, each with its whole context.
         pool_tokens: tokens of our own engine's KV pool, which all requests share; 0: `concurrency` contexts.
         chunk: most tokens of one step (`max_num_batched_tokens` of vLLM).
-        sequences: most that run at once, whatever their contexts (our engine, vLLM); workspaces are for them.
+        sequences: most sequences that run at once, whatever their contexts (our engine, vLLM).
         vision: where the vision tower's weights are: on the GPU, streamed block by block (our engine alone),
             on the CPU (transformers and llama.cpp).
         embedding: where the embedding is: on the GPU, or in host memory, where the GPU reads rows of it (our
@@ -49,10 +49,11 @@ class Settings(NamedTuple):
         data_parallel: copies of the model, each with its share of the requests.
         language_only: whether a model that sees is loaded without its vision tower.
         vision_weights: format of the vision tower's matrices; our engine alone can have it other than bf16.
-        eager: no CUDA graphs (vLLM's `--enforce-eager`).
-        step_graphs: CUDA graphs also of steps with prompts and of small pictures (our engine alone).
-        draft_graphs: CUDA graphs of the predictor's drafts and of small steps with them alone (our engine
-            alone): where there is no room for `step_graphs`.
+        eager: whether there are no CUDA graphs (vLLM's `--enforce-eager`).
+        step_graphs: whether there are CUDA graphs also of steps with prompts and of small pictures (our
+            engine alone).
+        draft_graphs: whether there are CUDA graphs of the predictor's drafts and of small steps with them
+            alone (our engine alone): where there is no room for `step_graphs`.
         encoder_cache_bytes: bytes of encodings that our engine keeps for the next question about a picture.
         state_snapshots: recurrent states that our engine keeps for the next turn; a model that has such
             states, and keeps none, goes without the prefix cache.

@@ -125,10 +125,11 @@ class Speed:
 
     Attributes:
         decode_tokens_per_s: likely rate, in the middle of the range. None: the device isn't known.
-        first_token_s: at least; a prediction where `crossing_bytes` are copied for every token.
+        first_token_s: least seconds to the first token; a prediction where `crossing_bytes` are copied for
+            every token.
         least, most: the range of the rate.
-        measured: the engine was measured on this card; else the range is computed.
-        assumed: by assumed rates of host memory.
+        measured: whether the engine was measured on this card; else the range is computed.
+        assumed: whether the rates of host memory are assumed.
         ddr: the kind of host memory that is assumed, and the rates with the slowest and the quickest kind.
     """
 

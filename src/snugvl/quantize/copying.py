@@ -76,7 +76,8 @@ class CopyJob:
         self.matrices, self.wide = matrices_of(opened, lambda linear, _: linear.format == weights)
         if not self.matrices:
             raise UnsupportedModel(
-                f"{options.model} has no matrix whose columns divide into groups of {self._storage.columns}"
+                f"{options.model} has no matrix whose columns divide into groups of {self._storage.columns}; "
+                "give a smaller --group, or take the model as it is"
             )
         self._entries = read_tensors(self._folder)
         self._replaced = {name for matrix in self.matrices.values() for name, _ in matrix.parts}

@@ -23,6 +23,7 @@ from snugvl.checkpoint.gguf_network import FACTORS
 from snugvl.errors import UnsupportedModel
 from snugvl.models.rope import inverse_frequencies, llama3
 
+INSTEAD: Final = "use snugvl's own format"
 SIZES: Final = gguf.GGML_QUANT_SIZES
 PREDICTORS: Final = {
     "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
@@ -142,7 +143,7 @@ class Naming:
             stem, dot, suffix = name, "", ""
         found = self._names.get_name(stem)
         if found is None:
-            raise UnsupportedModel(f"llama.cpp's {self.kind} has no tensor {name}")
+            raise UnsupportedModel(f"llama.cpp's {self.kind} has no tensor {name}; {INSTEAD}")
         return found + dot + suffix
 
     def tower(self, tensor: Tensor) -> Iterator[Tensor]:
@@ -261,11 +262,11 @@ def _network(config: ModelConfig) -> tuple[str, GgufNetwork]:
                 else ""
             )  # fmt: skip
             if lacking:
-                raise UnsupportedModel(f"a GGUF of {kind} has no {lacking}, which this model has")
+                raise UnsupportedModel(f"a GGUF of {kind} has no {lacking}, which this model has; {INSTEAD}")
             return kind, network
     known = sorted({name for each in GGUF.values() for name in (each.text, each.sees) if name})
     raise UnsupportedModel(
-        f"{config.architecture} can't be written as a GGUF; {', '.join(known)} can: use snugvl's own format"
+        f"{config.architecture} can't be written as a GGUF; {', '.join(known)} can; {INSTEAD}"
     )
 
 

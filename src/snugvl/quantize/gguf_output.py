@@ -25,6 +25,7 @@ from snugvl.layers.linear import Linear
 from snugvl.models.loader import open_checkpoint, targets_of
 from snugvl.models.tensor_files import TensorFiles, dequantise
 from snugvl.quantize.gguf_file import (
+    INSTEAD,
     GgufFile,
     Naming,
     Tensor,
@@ -72,7 +73,7 @@ class GgufOutput:
         cut = cut_named(self._document)
         if cut is None:
             raise UnsupportedModel(
-                f"{side.capabilities.model} cuts text in a way that no GGUF can name; use snugvl's own format"
+                f"{side.capabilities.model} cuts text in a way that no GGUF can name; {INSTEAD}"
             )
         self._cut = cut
         opened = open_checkpoint(side.folder, side.dtype, side.storage(), predictor=side.config.predictor)

@@ -132,7 +132,7 @@ def _checked(ids: tuple[int, ...], config: ModelConfig) -> CheckedPrompt:
 
 
 def _evenly(prompts: Sequence[CheckedPrompt]) -> tuple[CheckedPrompt, ...]:
-    """As many prompts as there is room for, evenly from all of them; one at least."""
+    """At most about `MOST` tokens of prompts, taken evenly from all of them; one prompt at least."""
     total = sum(map(len, prompts))
     if total <= MOST:
         return tuple(prompts)
@@ -226,9 +226,9 @@ def _held(grid: Grid) -> float:
 
 
 def own_grids(columns: int, group: int | None) -> list[Grid]:
-    """Grids of our own format that a matrix of so many columns may have; the first one is measured first.
+    """Grids (bits and group) of our own format for a matrix with `columns` columns, in the order to measure.
 
-    `group`: columns that share a scale in 4 bits; None: as is usual.
+    `group`: columns that share a scale in 4 bits; None: the usual number.
     """
     narrowest, *finer = (FORMATS[kind].bits for kind in reversed(FEW_BITS) if FORMATS[kind].offered)
     kinds: list[tuple[int, int | None]] = [(narrowest, group)]
@@ -368,7 +368,10 @@ class QuantizeJob:
         grids = {place: output.grids(each.columns) for place, each in self.matrices.items()}
         self.choice: WidthOptions = WidthOptions(grids, self.matrices)
         if not self.matrices:
-            raise UnsupportedModel(f"{options.model} has no matrix whose columns divide into groups of 32")
+            raise UnsupportedModel(
+                f"{options.model} has no matrix whose columns divide into groups of 32; "
+                "use the model as it is"
+            )
         self.choice.check(bits)
         self.material: CalibrationData = material_of(self.side, given)
         entries = read_tensors(folder)

@@ -90,7 +90,8 @@ def check_room(out: Path, source: Path, weights: int) -> int:
     disk, free = weights + others + HEADERS_BYTES, free_bytes(out)
     if free < disk:
         raise DoesNotFit(
-            f"{out} takes {format_size(disk)} on the disk, and {format_size(free)} are free there"
+            f"{out} takes {format_size(disk)} of disk space, and only {format_size(free)} are free there; "
+            "free some, or write to another disk"
         )
     return disk
 

@@ -222,7 +222,9 @@ class RateLimits:
         if total >= settings.max_concurrent:
             raise QueueFull(f"{total} requests are being served, which is the limit; try again in a moment")
         if settings.key_concurrent is not None and own >= settings.key_concurrent:
-            raise RateLimited(f"this API key has {own} requests running, which is its limit")
+            raise RateLimited(
+                f"this API key has {own} requests running, which is its limit; wait until one ends"
+            )
         self._take(key)
         self._running[key] = own + 1
         try:

@@ -123,6 +123,7 @@ MEANINGS = {
     405: "The path has other methods.",
     408: "The body came too slowly.",
     413: "Too many bytes, pixels or tokens; the message has the numbers and what fits.",
+    415: "The Content-Encoding isn't read here; send plain JSON, or gzip.",
     431: "Too many or too long header lines.",
     429: "Too many requests; Retry-After says when to come back.",
     500: "The server failed; its log says why.",
@@ -131,7 +132,7 @@ MEANINGS = {
     504: "The deadline passed before the answer was complete.",
 }
 EVERYWHERE = (401, 403, 429, 431, 500)  # what the layers before the routes answer
-WITH_BODY = (400, 404, 408, 413, 502, 503, 504)
+WITH_BODY = (400, 404, 408, 413, 415, 502, 503, 504)
 
 
 class OpenAIErrorDetail(BaseModel):

@@ -42,6 +42,7 @@ STATUS_CODES = {
     405: "method_not_allowed",
     408: "request_timeout",
     413: "request_too_large",
+    415: "unsupported_media_type",
     429: "rate_limit_exceeded",
     431: "headers_too_large",
 }

@@ -74,7 +74,7 @@ def at_most(count: int) -> BeforeValidator:
 
 
 def _check_names(values: dict[str, Any]) -> None:
-    """Before pydantic makes an error of each, with a copy of its name."""
+    """Refuse too many fields, or too long names, before pydantic makes an error of each with a copy of it."""
     if len(values) > MAX_FIELDS:
         raise PydanticCustomError(
             "too_many_fields", "an object has {given} fields; at most {count}",

@@ -165,7 +165,7 @@ def _check_length(context: Context, request: Request) -> None:
 
 
 def _exceeded(context: Context, reason: str, field: str | None) -> RequestTooLarge:
-    """More tokens than there are, in the words that clients look for; our numbers and the way out follow."""
+    """The error of too long a prompt: words that clients look for, then our numbers and the way out."""
     known = context.service.capabilities
     tokens = 0 if known is None else known.context_tokens
     return RequestTooLarge(f"This model's maximum context length is {tokens} tokens. {reason}", field=field)
@@ -273,7 +273,7 @@ class AnswerBlock:
     Attributes:
         first: the event that it began with.
         pieces: its text, as it came.
-        logprobs: of tokens of text.
+        logprobs: log-probabilities of its tokens of text.
     """
 
     first: AnswerEvent
@@ -282,7 +282,7 @@ class AnswerBlock:
 
     @property
     def text(self) -> str:
-        """All of it that came."""
+        """The block's text so far."""
         return "".join(self.pieces)
 
     @property
@@ -316,7 +316,7 @@ class AnswerChoice:
 
     Attributes:
         blocks: text after text is one block, every call is one.
-        logprobs: of all its tokens; `prompt_logprobs`: of the prompt's.
+        logprobs: log-probabilities of all its tokens; `prompt_logprobs`: those of the prompt's.
         stop: the stop string that ended it, if one did.
     """
 
@@ -345,7 +345,7 @@ class AnswerChoice:
 
     @property
     def reasoning(self) -> str:
-        """All that the model thought."""
+        """The reasoning so far."""
         return "".join(block.text for block in self.blocks if isinstance(block.first, ReasoningPiece))
 
     @property

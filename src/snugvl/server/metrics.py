@@ -78,9 +78,9 @@ class RequestRecord:
     Attributes:
         id: our id of the request, also sent to the client.
         key: fingerprint of the API key, or "-"; never the key.
-        status: of the answer; 499 when the client left before it had one.
-        error: what it ended with, also in the middle of a stream.
-        left: the client was gone before the answer was complete.
+        status: HTTP status of the answer; 499 when the client left before there was one.
+        error: the error that it ended with, also in the middle of a stream.
+        left: whether the client was gone before the answer was complete.
         lingering: what is still being ended for it when its answer is out; it keeps its place until then.
         notes: warnings, and schemas that the answer is validated against.
     """

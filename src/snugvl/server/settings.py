@@ -25,19 +25,19 @@ class ServerSettings:
     """The settings of `snugvl serve`.
 
     Attributes:
-        host, port: where it listens.
+        host, port: address at which it listens.
         names: names that requests may use for the model, the first one is the one it answers with.
-        api_keys: a request needs one of them; empty: none is needed.
+        api_keys: keys of which a request needs one; empty: none is needed.
         allow_origins: pages that may use the server from a browser, as https://example.org; "*" for all.
-        max_body_bytes: of one request.
-        max_header_bytes: of all its header lines together.
+        max_body_bytes: most bytes of a request's body.
+        max_header_bytes: most bytes of all its header lines together.
         max_concurrent: requests at once, queued ones included; beyond it 429.
         deadline_s: seconds a request may take in all, its wait included; None for no limit.
         drain_s: seconds that running requests get when the server has to stop.
         read_timeout_s: seconds a client has for its head, and for its body before a least pace is asked for.
         write_timeout_s: seconds a client may leave its stream unread before it is dropped.
-        key_requests_per_minute: per API key; None for no limit.
-        key_concurrent: requests at once per API key; None for no limit.
+        key_requests_per_minute: most requests a minute of one API key; None for no limit.
+        key_concurrent: most requests at once of one API key; None for no limit.
         allow_local_media: folder from which `file:` URLs may be read; None for none.
         allow_private_media: whether picture URLs may point to private addresses.
         allowed_media_domains: hosts, with all below them, that picture URLs may name; None for any.

@@ -77,7 +77,10 @@ UnsupportedFields = Mapping[str, UnsupportedField]
 
 
 def refused(why: str, *nothing: object) -> UnsupportedField:
-    """It would change the answer."""
+    """A field that is refused because it would change the answer.
+
+    `why`: what to do instead; `nothing`: values that ask for nothing, and are ignored.
+    """
     return UnsupportedField("refused", why, nothing)
 
 

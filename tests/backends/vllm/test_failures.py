@@ -352,8 +352,8 @@ async def test_attached_with_a_wrong_key_or_model() -> None:
 
 def test_settings_that_contradict_each_other() -> None:
     for match, wrong in {
-        "which model": {},
-        "goes neither with": {"attach": "http://x", "command": ("vllm",)},
+        "name of the model to serve": {},
+        "can't be combined with a command": {"attach": "http://x", "command": ("vllm",)},
         "URL, such as": {"attach": "localhost:8000"},
         "more than 0, not -1": {"model": "x", "sleep_after_s": -1.0},
     }.items():

@@ -198,7 +198,7 @@ class ChildApi:
         return object_of(response)
 
     async def cards(self) -> list[Any]:
-        """Its models, by GET /v1/models.
+        """The models that the server names at GET /v1/models.
 
         Raises:
             Foreign: it wants another API key, or is a server of snugvl's.
@@ -250,7 +250,7 @@ class ChildApi:
         return response
 
     async def get(self, path: str, timeout_s: float) -> httpx.Response:
-        """Its answer, whatever the status.
+        """The server's answer to GET `path`, whatever its status.
 
         Raises:
             Unreachable, Foreign: as `healthy`.

@@ -178,7 +178,7 @@ class Life:
         return ()
 
     def family(self) -> list[psutil.Process]:
-        """Its processes; empty where snugvl didn't start them."""
+        """The server's processes; empty where snugvl didn't start them."""
         return []
 
     async def run(self) -> Ending:
@@ -215,7 +215,7 @@ class LaunchedServer(Life):
         return None if self._process is None else self._process.pid
 
     def family(self) -> list[psutil.Process]:
-        """Its processes."""
+        """The launched server's processes; empty before the start."""
         return [] if self._process is None else self._process.family()
 
     async def run(self) -> Ending:

@@ -279,7 +279,7 @@ class ChildEngine(Supervised[Life]):
         self._lives.load(self._choice.name, stage.detail, stage.progress)
 
     async def on_ready(self, life: Life, served: Served, marker_tokens: Mapping[str, int]) -> None:
-        """It serves: measure it once, then take requests."""
+        """Measure a server that has become ready, then take requests for it."""
         facts = await self.read_facts(served)
         model = ServedModel(served.model, served.context_tokens, facts, marker_tokens)
         session = Session(life, model, await self.begin(life, served, model))
@@ -299,7 +299,7 @@ class ChildEngine(Supervised[Life]):
         self._lives.become_ready(f"{self._capabilities.model} is ready ({version})")
 
     def on_lost(self, reason: str) -> None:
-        """It no longer serves; what runs ends when it is known why."""
+        """Note that the server no longer answers; running requests end once the reason is known."""
         self._lives.lose(reason)
 
     def _require_session(self) -> Session:

@@ -177,7 +177,7 @@ class ChildChoice:
 
     @property
     def card(self) -> Card | None:
-        """Its GPU as the plan saw it, for a diagnosis; None without a plan."""
+        """The GPU as the plan saw it, for a diagnosis; None without a plan."""
         return self.facts.card if self.facts is not None else None
 
     @property
@@ -199,17 +199,19 @@ class ChildChoice:
         return str(near(POCKET)) if self.model == POCKET else self.model
 
     def check(self, engine: str, chosen: bool) -> None:
-        """Refuse settings that contradict each other. `chosen`: whether more than flags and command was set.
+        """Refuse settings that contradict each other.
+
+        `chosen`: whether a setting of this engine alone was given, such as vLLM's sleeping.
 
         Raises:
-            RequestError: names them.
+            RequestError: names the settings.
         """
         if self.attach is None and not self.model:
-            raise RequestError(f"{engine} has to be told which model to serve", field="model")
+            raise RequestError(f"{engine} needs the name of the model to serve", field="model")
         if self.attach is not None and (self.command or self.arguments or chosen):
             raise RequestError(
-                f"a {engine} that runs already keeps its own flags: --attach goes neither with a command, "
-                "nor with flags, nor with sleeping",
+                f"--attach can't be combined with a command, flags or sleeping: a {engine} that runs already "
+                "keeps its own; leave one of them out",
                 field="attach",
             )
         if self.attach is not None and not self.attach.startswith(("http://", "https://")):

@@ -133,7 +133,7 @@ def check_model(options: LoadOptions, report: Progress) -> KernelCheck:
 
 
 class _Enough(Exception):
-    """Nothing is loaded."""
+    """Raised to stop a load once its network is known, before any weights are read."""
 
 
 def _keep(path: Path, check: KernelCheck) -> None:
@@ -243,7 +243,7 @@ class _CheckProcess:
         threading.Thread(target=self._read, name="snugvl-check", daemon=True).start()
 
     def _send(self, order: object) -> None:
-        """In a thread of its own: a process that hangs before it reads would be waited for without end."""
+        """Write `order` to the process; for a thread of its own, as a process that hangs never reads it."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError), self._process.stdin as pipe:  # it may have ended
             pipe.write(pickle.dumps(order))

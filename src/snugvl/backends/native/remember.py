@@ -81,7 +81,7 @@ def _add(found: list[Measurement | None], largest: list[Measurement | None] | No
 
 
 def _rows(ledger: Ledger, graphs_bytes: int, most: int, count: int) -> tuple[LedgerRow, ...]:
-    """With what the driver holds in one row, without what it has of `count` recordings."""
+    """The ledger's rows, the driver's memory in one of them and without the part of `count` recordings."""
     late = ledger.row(LATE)
     return tuple(_alone(row, late, graphs_bytes, most, count) for row in ledger.rows if row.name != LATE)
 

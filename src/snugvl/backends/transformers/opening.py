@@ -48,8 +48,8 @@ class Checkpoint:
     """A folder, and how it may be opened.
 
     Attributes:
-        name: as the user said it.
-        config: of transformers.
+        name: the model's name as the user gave it.
+        config: the configuration that transformers read.
         own_code: whether Python files of the checkpoint run.
     """
 
@@ -106,14 +106,14 @@ def open_checkpoint(name: str, folder: Path, *, trusted: bool) -> Checkpoint:
     found = Checkpoint(name, folder, config, not type(config).__module__.startswith("transformers."))
     if not found.own_code and not found.sees and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(
-            f"{name} is a {settings.get('model_type')!r}, with which transformers answers no questions about "
-            "text or pictures"
+            f"{name} is a {settings.get('model_type')!r}, which doesn't write text in transformers; take a "
+            "model for chats, with or without pictures"
         )
     return found
 
 
 def open_inputs(checkpoint: Checkpoint) -> Inputs:
-    """Its tokenizer and, of a model that sees, its processor.
+    """The checkpoint's tokenizer and, for a model that sees, its processor.
 
     Raises:
         CheckpointError: files are missing or broken.
@@ -160,7 +160,7 @@ def _part(name: str, checkpoint: Checkpoint, options: dict[str, Any]) -> Any:
 
 
 def _processor_class(checkpoint: Checkpoint) -> Any:
-    """As one of the files names it, else the one of the architecture."""
+    """The processor class that one of the files names, else that of the architecture."""
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         path = checkpoint.folder / name
         named = read_json(path).get("processor_class") if path.is_file() else None
@@ -168,7 +168,10 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
         if found is not None:
             return found
     if type(checkpoint.config) not in PROCESSOR_MAPPING:
-        raise UnsupportedModel(f"transformers has no processor for {type(checkpoint.config).__name__}")
+        raise UnsupportedModel(
+            f"transformers has no processor for {type(checkpoint.config).__name__}, so it can't prepare its "
+            "pictures; take another model, or a newer transformers"
+        )
     return PROCESSOR_MAPPING[type(checkpoint.config)]
 
 
@@ -184,7 +187,7 @@ class DecodedTokenizer(Tokenizer):
         self._decoded = cache(self._decode_one)
 
     def least_tokens(self, text: str) -> int:
-        """Nothing is known of how such a tokenizer cuts text."""
+        """0: how such a tokenizer cuts text isn't known."""
         return 0
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -264,5 +267,8 @@ def explained(name: str) -> Iterator[None]:
         if isinstance(error, ImportError):
             raise UnsupportedModel(f"{name} needs something that is not installed: {text}") from None
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
-            raise DoesNotFit(f"memory ran out while {name} was loaded: {text}") from None
+            raise DoesNotFit(
+                f"memory ran out while {name} was loaded; close other programs, or take fewer bits or a "
+                f"smaller model: {text}"
+            ) from None
         raise CheckpointError(f"transformers can't load {name}: {type(error).__name__}: {text}") from None

@@ -201,7 +201,7 @@ class Preparer(PromptMaker[ModelPrompt]):
         return {"videos": frames, "videos_kwargs": told}
 
     def _written(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """With placeholders as text, for a template that takes nothing else."""
+        """The messages, with text in place of pictures where the template takes nothing else."""
         if not self._style.written:
             return messages
         return [
@@ -223,7 +223,7 @@ class Preparer(PromptMaker[ModelPrompt]):
         if not parts:
             return
         if self.resolution is None:
-            raise RequestError(f"{self._name} takes no pictures here", field="messages")
+            raise RequestError(f"{self._name} takes no pictures here; send text alone", field="messages")
         if any(isinstance(part, Video) for part in parts):
             if not self.videos:
                 raise RequestError(

@@ -47,7 +47,9 @@ def check_method(model: str, quantization: object, known: Collection[str]) -> No
         return
     method = str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else "no method"
     if method not in known and not any(name.startswith(f"{method}_") for name in known):
-        raise UnsupportedModel(f"{model} is quantised by {method!r}, which transformers doesn't know")
+        raise UnsupportedModel(
+            f"{model} is quantised by {method!r}, which transformers doesn't know; take another edition of it"
+        )
     missing = [package for module, package in _PACKAGES.get(method, {}).items() if not _found(module)]
     if missing:
         raise UnsupportedModel(

@@ -53,7 +53,7 @@ MAX_SAID: Final = 300  # characters of a message
 
 class _VllmForm(LogForm):
     def exception_lines(self, lines: Sequence[str]) -> list[str]:
-        """As of any log; a validation's lines come with its messages."""
+        """Lines of errors, without prefixes; a validation error's line also has its messages."""
         rest = [self.plain(line) for line in lines]
         return [
             "; ".join([line, *_messages(rest[number + 1 :])]) if _VALIDATION.match(line) else line

@@ -19,7 +19,10 @@ QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The differences of one architecture. `defaults`: those of transformers' class for missing fields."""
+    """The differences of an architecture from a plain Llama.
+
+    `defaults`: values that transformers' class takes for fields that config.json lacks.
+    """
 
     family: str
     defaults: Mapping[str, int]

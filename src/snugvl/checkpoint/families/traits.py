@@ -31,7 +31,8 @@ class Network:
     Attributes:
         tied: whether lm_head is the embedding; a file may store it all the same.
         unloaded: tensors that published files also store, and that are loaded on request alone.
-        predictor: keys and values of the multi-token predictor among `unloaded`; None without one.
+        predictor: sizes of the keys and values that the multi-token predictor (its weights are in `unloaded`)
+            keeps of a token; None without one.
         aliases: (prefix in older files, prefix in transformers' state_dict), the first match counts.
     """
 
@@ -217,10 +218,10 @@ class Family:
         native: those of `architectures` that our own engine runs, from the result of `parse`.
         network: class of their network, as "module:class", a name because the module imports torch.
         traits: traits by the family's name in the plan (`Network.family`), or by architecture of GGUF files.
-        prompting: by architecture, for models that see on any engine.
-        gguf: by architecture of GGUF files, for those that our own engine runs.
-        projectors: by a tower's kind in GGUF files, pictures that keep their aspect in llama.cpp; None where
-            every picture becomes one square.
+        prompting: how models that see are asked, by architecture, on any engine.
+        gguf: names and shapes in GGUF files that our own engine runs, by the files' architecture.
+        projectors: sizes of pictures in llama.cpp, by a tower's kind in GGUF files; None where every picture
+            becomes one square.
     """
 
     architectures: tuple[str, ...] = ()

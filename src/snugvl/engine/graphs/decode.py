@@ -45,9 +45,9 @@ class DecodeRow:
     Attributes:
         token: the id whose successor is wanted.
         length: tokens in the cache once this one is written.
-        delta: from a token's index in the sequence to its M-RoPE position.
+        delta: a token's M-RoPE position minus its index in the sequence.
         table: its KV blocks.
-        slot: where its recurrent state is, in a model that has one.
+        slot: slot of its recurrent state, in a model that has one.
     """
 
     token: int

@@ -196,7 +196,7 @@ class Staging:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """For shapes of `size` values at most."""
+        """`size`: number of values of the largest shape."""
         pinned = device.type == "cuda"
         self._places = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._copied = [torch.cuda.Event() if pinned else None for _ in range(2)]  # type: ignore[no-untyped-call]

@@ -51,7 +51,7 @@ class _Gone(Exception):
 
 
 class _TooSlow(_Gone):
-    """It was killed at the time limit."""
+    """The process was killed at the time limit."""
 
 
 class Decoders:
@@ -198,7 +198,7 @@ class Decoders:
             raise
 
     def _process(self) -> "_DecoderProcess":
-        """This thread's process, started if there is none that lives."""
+        """The decoder process of the calling thread, started where none is alive."""
         process: _DecoderProcess | None = getattr(self._mine, "process", None)
         if process is None or not process.alive:
             if process is not None:

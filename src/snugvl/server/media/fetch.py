@@ -106,7 +106,7 @@ class FetchLimits:
     """Limits of one fetch over http(s), redirects included.
 
     Attributes:
-        total_s: from the first look-up to the last byte, waiting for a free slot included.
+        total_s: seconds from the first look-up to the last byte, waiting for a free slot included.
         connect_s, read_s: for one connection; for the first byte, and between two pieces of data.
         max_redirects: followed before giving up.
         concurrent, per_address: fetches at once in all, and from one address.

@@ -53,15 +53,15 @@ class MediaSettings:
 
     Attributes:
         image: bytes and pixels of one picture, checked before it is decoded.
-        local_folder: from which `file:` URLs are read; None for none.
+        local_folder: folder from which `file:` URLs are read; None: none are read.
         allow_private: whether http(s) URLs may point to private addresses.
         domains: hosts, with all below them, that http(s) URLs may name; None for any.
         workers: pictures decoded at once, each in a process of its own; processes start when first needed.
         decode_s: seconds one picture may take to decode.
-        max_live_bytes: of all decoded pictures and videos of one request, 3 for each pixel; reserved before
-            one is decoded, until the engine has them. It is 14 photos of 12 megapixels.
-        shared_bytes: the same of several requests: those that don't fit together take turns. A request that
-            needs more has its turn alone. The largest picture that there is fits.
+        max_live_bytes: most bytes of all decoded pictures and videos of one request, 3 for each pixel (14
+            photos of 12 megapixels); they are reserved before decoding, until the engine has the pixels.
+        shared_bytes: most such bytes of several requests at once: requests that don't fit together take
+            turns, and one that needs more has its turn alone. The largest picture that is taken fits.
         wait_s: seconds that a picture waits for others to leave room, before `QueueFull`.
     """
 
@@ -95,7 +95,7 @@ class MediaRef:
 
     Attributes:
         source: a URL, the bytes of a file, or a list of URLs of a video's frames.
-        field: of the request, for errors ("messages[0].content[1].image_url.url").
+        field: path in the request, for errors ("messages[0].content[1].image_url.url").
         kind: "picture" is the first frame of an animation, "video" every frame of a film or an animation;
             "either" is a picture, or a video where it is a film, "animation" either with all frames.
         detail: "low" scales a picture down to 512×512 pixels' worth; all others leave it to the model.
@@ -117,8 +117,9 @@ class _File:
     """A file from its fetching to its decoding.
 
     Attributes:
-        pixels: by its head; of a video, the most it may have.
-        notes: what of it wasn't looked at.
+        data: the file; empty once it is decoded.
+        pixels: number of pixels by the file's head; for a video the most that it may have.
+        notes: warnings about parts of the file that weren't read.
     """
 
     data: bytes
@@ -135,10 +136,13 @@ class _Batch:
 
     Attributes:
         owner: the request, as the budget knows it.
-        pictures: bytes of all pictures, decoded; `video`: of the largest video beside them.
-        largest: bytes of the largest of these; `file`: of the largest file; `encoded`: of all files.
-        one_video: held while one of its videos waits for memory and is decoded.
-        turns: of its fetches.
+        pictures: bytes of all pictures when they are decoded.
+        video: bytes of the largest video when it is decoded.
+        largest: bytes of the largest picture or video when it is decoded.
+        file: bytes of the largest file, as it was sent.
+        encoded: bytes of all files, as they were sent.
+        one_video: lock held while one of the request's videos waits for memory and is decoded.
+        turns: the turns in which the request's URLs are fetched.
     """
 
     owner: str
@@ -184,7 +188,7 @@ class MediaLoader:
 
     @classmethod
     def from_settings(cls, settings: ServerSettings) -> Self:
-        """As a server was told.
+        """The loader that a server's settings ask for.
 
         Raises:
             InputError: `settings.allow_local_media` is not a folder.
@@ -212,8 +216,8 @@ class MediaLoader:
 
         Args:
             owner: the request, whose pictures the budget counts together.
-            notes: gets what of a file wasn't looked at.
-            sizes: whether pictures are let go of again, all but their sizes.
+            notes: gets warnings about parts of a file that weren't read.
+            sizes: whether only the pictures' sizes are kept.
 
         Raises:
             RequestError: not a URL we fetch, or a rate of frames that there is none of.
@@ -393,7 +397,7 @@ class RequestMedia:
     """Pictures and videos of one request.
 
     Attributes:
-        notes: of the request.
+        notes: warnings of the request, to which those about its pictures are added.
     """
 
     def __init__(
@@ -411,9 +415,9 @@ class RequestMedia:
         Args:
             attachments: files of a multipart upload by name, which "attachment:NAME" refers to; None where a
                 protocol has no such thing.
-            max_pixels: of every picture, where the checkpoint has a higher limit.
+            max_pixels: most pixels of every picture, where the checkpoint has a higher limit.
             counted: whether the conversation is only counted, so that there may be more than can be answered.
-            sizes: whether sizes of pictures do for that.
+            sizes: whether the pictures' sizes are enough for that.
         """
         self.notes = record.notes
         self._loader = loader
@@ -425,7 +429,7 @@ class RequestMedia:
         self._used: set[str] = set()
 
     async def load(self, wanted: Mapping[str, MediaRef]) -> dict[str, Picture | Video]:
-        """All pictures and videos of the request, by their paths in it.
+        """Load all pictures and videos of the request; returns them by their paths in it.
 
         Raises:
             RequestError, ImageError, QueueFull: there are too many, or one can't be had (`MediaLoader.load`).
@@ -460,7 +464,7 @@ class RequestMedia:
                 )
 
     def _resolved(self, ref: MediaRef) -> MediaRef:
-        """With files in the place of names of attachments, and with the request's own limit."""
+        """The reference with uploaded files in place of their names, and with the request's pixel limit."""
         limits = (ref.max_pixels, self._max_pixels)
         most = min((limit for limit in limits if limit is not None), default=None)
         source = ref.source
@@ -511,6 +515,6 @@ def _hash(data: bytes) -> bytes:
 
 
 def _check_bytes(data: bytes, max_bytes: int, name: str) -> None:
-    """Here too, before a copy is made for the decoder."""
+    """Refuse a file that is too large, before it is copied for the decoder."""
     if len(data) > max_bytes:
         raise ImageTooLarge(f"{name} has {len(data):,} bytes, the limit is {max_bytes:,}; save it smaller")

@@ -46,9 +46,9 @@ class FetchTarget:
     """An http(s) URL in the one form in which it is used.
 
     Attributes:
-        host: in ASCII, lower case, without brackets.
+        host: the host in ASCII, lower case, without brackets.
         literal: the address that `host` is, in whatever notation it was written; None for a name.
-        path: with the query, percent-encoded.
+        path: path and query, percent-encoded.
     """
 
     scheme: str
@@ -309,7 +309,7 @@ def _open_steps(folder: Path, parts: tuple[str, ...]) -> int:
 
 
 def _open_once(folder: Path, path: Path) -> int:
-    """For systems without openat (Windows): opened, then compared with what the path resolves to now."""
+    """Open a file on systems without openat (Windows), then check that its path still leads to it."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     resolved = path.resolve(strict=True)
     if resolved.is_relative_to(folder) and os.path.samestat(os.fstat(descriptor), resolved.stat()):

@@ -60,7 +60,7 @@ def main(kind: str, memory_bytes: int, region: Region | None) -> None:
 
 
 def _serve_one(incoming: BinaryIO, outgoing: BinaryIO, region: Region | None) -> None:
-    """In a function of its own, so that nothing of a picture is kept while waiting for the next."""
+    """Answer one job; a function of its own, so that no picture is kept while the next is waited for."""
     job, data = pipe.receive(incoming, MAX_INPUT_BYTES)
     limit_cpu(job["decode_s"])
     header, pixels = answer(job, bytes(data))

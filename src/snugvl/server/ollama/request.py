@@ -326,7 +326,7 @@ async def _conversation(media: RequestMedia, messages: list[ChatMessage]) -> tup
 
 
 def _arguments(call: PastCall, field: str, notes: RequestNotes) -> str:
-    """As JSON text; Ollama has an object there, and some clients OpenAI's text."""
+    """A past call's arguments as JSON text: Ollama sends an object, some clients OpenAI's text."""
     value = call.function.arguments
     return call_arguments(value, field, notes) if isinstance(value, str) else json.dumps(value)
 

@@ -174,7 +174,7 @@ def describe(context: Context) -> Shown:
 
 
 def _with_tag(name: str) -> str:
-    """With ":latest", where a name has no tag: Ollama's clients expect one."""
+    """The name with ":latest" where it has no tag: Ollama's clients expect one."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
@@ -189,7 +189,7 @@ def _details(capabilities: Capabilities) -> Details:
 
 
 def _family(capabilities: Capabilities) -> str:
-    """As Ollama names architectures: Qwen3VLForConditionalGeneration is qwen3vl there."""
+    """Ollama's name of an architecture: "qwen3vl" for Qwen3VLForConditionalGeneration."""
     return capabilities.architecture.partition("For")[0].lower() or UNKNOWN
 
 
@@ -482,7 +482,7 @@ async def post_show(http: HttpRequest, body: ShowRequest) -> Any:
 
 @router.post("/pull", response_model=Pulled)
 async def post_pull(http: HttpRequest, body: PullRequest) -> Any:
-    """Nothing to do for a model that is served; others are downloaded with `snugvl pull`."""
+    """Confirm that a model is there; only the served one is. `snugvl pull` downloads others."""
     context, name = context_of(http), body.model or body.name
     if name is None:
         raise RequestError("model is missing", field="model")

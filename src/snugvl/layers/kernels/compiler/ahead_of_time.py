@@ -41,7 +41,7 @@ class TensorAddress:
     address: int
 
     def data_ptr(self) -> int:
-        """As a tensor's."""
+        """The address, under a tensor's name for it."""
         return self.address
 
 

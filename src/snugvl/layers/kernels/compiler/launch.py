@@ -191,7 +191,7 @@ def read(kernel: JITFunction) -> None:
 
 
 def _called(kernel: JITFunction) -> list[JITFunction]:
-    """By its own name, or as a module's: `tl.sum`."""
+    """The kernels that a kernel calls, by name or as a module's function (`tl.sum`)."""
     names = inspect.getclosurevars(kernel.fn)
     values = [*names.globals.values(), *names.nonlocals.values()]
     modules = [value for value in values if isinstance(value, ModuleType)]

@@ -26,7 +26,10 @@ PER = tl.constexpr(8)  # weights of an element of either plane
 
 
 def _planes_bf16(bits: int) -> Iterator[str]:
-    """As int4's (`unpack.py`): codes under 2⁷, minus 128 + 2^(bits − 1). `$10` and `$11`: the upper plane."""
+    """PTX lines that make bf16 of codes, as int4's do (`unpack.py`): below 2⁷, minus 128 + 2^(bits − 1).
+
+    `$10` and `$11` are the upper plane.
+    """
     bias, mask = 0xC300 | 1 << (bits - 1), (1 << (bits - 4)) - 1 << 4
     yield "mov.b32 one, 0x3f803f80;"
     yield f"mov.b32 bias, 0x{bias:04x}{bias:04x};"

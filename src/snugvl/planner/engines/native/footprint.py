@@ -171,7 +171,10 @@ def _image_bytes(model: Inventory, settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product with stored weights: the matrix's rows and columns, and whether two halves become one."""
+    """A matrix product with stored weights.
+
+    `rows`, `columns`: of the matrix; `swiglu`: whether the output's halves, gate and up, are multiplied.
+    """
 
     rows: int
     columns: int

@@ -146,7 +146,7 @@ class NativeRules(EngineRules):
         return most if here is None else min(most, here)
 
     def at_once(self, sequences: int, concurrency: int) -> int:
-        """Requests that may run at once: they share one pool."""
+        """Number of requests that may run at once: all `sequences`, as they share one pool."""
         return sequences
 
     def variants(self, model: Inventory, base: Settings, *, cpu: bool) -> Iterator[Settings]:
