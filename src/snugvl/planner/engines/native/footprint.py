@@ -163,6 +163,18 @@ def prefill_bytes(model: Inventory, settings: Settings) -> int:
     return max(layer, logits) + tokens * _image_bytes(model, settings)
 
 
+def largest_bytes(model: Inventory, settings: Settings) -> int:
+    """Bytes of the largest tensor in the layers of the largest chunk."""
+    tokens = min(settings.chunk, settings.context * settings.sequences)
+    w, mixture = own_widths(model), model.facts.text.mixture
+    together = 1 if settings.weights in LOW_BIT else 2  # gate and up as one, but where a kernel joins them
+    columns = [together * w.i, w.q + 2 * w.k]
+    if mixture is not None:
+        columns.append(mixture.used * max(model.facts.text.hidden_size, mixture.width))
+    widened = slice_bytes(model, settings) if tokens > SMALL_ROWS else 0
+    return max(tokens * settings.itemsize * max(columns), widened)
+
+
 def _image_bytes(model: Inventory, settings: Settings) -> int:
     """Bytes of encoder outputs that each token of a chunk takes in."""
     sees = model.facts.vision is not None and settings.images

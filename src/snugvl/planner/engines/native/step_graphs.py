@@ -9,6 +9,7 @@ largest of them has alive at a time, and what they read and write.
     logits                 4 · slots · vocabulary
     patches, encoding      P · patch_dim · s + P / merge² · (1 + levels) · h · s, P = 4096
     work                   the larger of a step's and of a picture of P patches', as without graphs
+    holes                  the largest tensor of a step, as what is free in a pool need not be in one piece
 
 Beside it the driver keeps every graph's kernels and their arguments, and cuBLAS a workspace a stream, for
 good: the same as for the graphs of decode steps, where those need it.
@@ -22,6 +23,7 @@ from snugvl.planner.engines.native import hybrid
 from snugvl.planner.engines.native.footprint import (
     SMALL_ROWS,
     TOKEN_BYTES,
+    largest_bytes,
     library_bytes,
     own_widths,
     prefill_bytes,
@@ -97,7 +99,10 @@ def _step_kernels(model: Inventory, settings: Settings) -> int:
 def pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
     """Bytes of torch's memory that the graphs take, in one piece."""
     steps = settings._replace(chunk=_tokens(settings), images=0)
-    work = max(prefill_bytes(model, steps), split_workspace(model, settings, SMALL_ROWS, multiprocessors))
+    work = max(
+        prefill_bytes(model, steps) + largest_bytes(model, steps),
+        split_workspace(model, settings, SMALL_ROWS, multiprocessors),
+    )
     if _pictures(model, settings):
         picture = ImageSize(PATCHES // _merge(model), PATCHES)
         work = max(work, native_workspace(model, picture, settings.itemsize, settings.vision_weights))
