@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from snugvl.checkpoint.read import facts_of
+from snugvl.planner.engines.native.footprint import largest_bytes
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
@@ -71,8 +72,10 @@ def test_our_engine_takes_what_is_planned(result: dict[str, Any]) -> None:
     assert vision == measured["vision weights"]
     assert plan.named("weights: ") - vision == measured["text weights"]
     assert abs(plan.named("KV cache") - measured["KV cache"]) <= 2 << 20  # an allocator's step
+    # Holes in the pool were not planned on that day, and no step that was recorded there needed them.
+    holes = largest_bytes(model, settings) if settings.step_graphs else 0
     graphs = plan.named("CUDA graphs") + plan.named("cuBLAS workspace")
-    assert 0 <= graphs - measured["CUDA graphs"] <= 100 << 20
+    assert 0 <= graphs - measured["CUDA graphs"] - holes <= 100 << 20
     driver = plan.named("CUDA context") + plan.named("compiled kernels") + plan.named("driver's part")
     assert 0 <= driver - (32 << 20) - measured["CUDA context and libraries"] <= 110 << 20
-    assert 0 <= plan.total_bytes - result["process_bytes"] <= 256 << 20
+    assert 0 <= plan.total_bytes - result["process_bytes"] - holes <= 256 << 20
