@@ -313,8 +313,12 @@ class Delta:
         return self.text
 
 
+NO_MORE: Final = "the answer has ended, or its stream was closed"  # of `next` on a stream
+
+
 class Stream(Protocol):
-    """The answer as it is generated. Errors of the request are raised by the iteration."""
+    """The answer as it is generated: an iterator, for a thread or for an event loop, that is read once.
+    It raises the errors of the request."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -322,7 +326,11 @@ class Stream(Protocol):
 
     def __iter__(self) -> Iterator[Delta]: ...
 
+    def __next__(self) -> Delta: ...
+
     def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    async def __anext__(self) -> Delta: ...
 
     def close(self) -> None:
         """Abort what is not finished. Safe to call twice."""
