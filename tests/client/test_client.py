@@ -1,12 +1,16 @@
 """`snugvl.Client` and `AsyncClient` give what a loaded model gives."""
 
 import asyncio
+import copy
 import io
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +340,33 @@ def test_a_closed_client_says_so_to_its_streams(url: str) -> None:
     with pytest.raises(snugvl.EngineError, match="the client is closed"):
         list(stream)
     asyncio.run(there())
+
+
+def in_another_process(client: Client) -> str:
+    return client.caption(SHAPES).text
+
+
+def test_a_client_may_be_pickled_and_copied(url: str) -> None:
+    options: dict[str, Any] = {"api_key": "k", "model": "pocket", "timeout": 9.0, "max_retries": 1}
+    with Client(url, **options) as client:
+        wanted = client.caption(SHAPES).text
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            assert pool.submit(in_another_process, client).result() == wanted
+        again = pickle.loads(pickle.dumps(client))
+        assert again.openai is not client.openai
+        assert (again.openai.api_key, again.openai.timeout.read, again.openai.max_retries) == ("k", 9.0, 1)
+        chat = client.chat()
+        chat.send(SHAPES, "What is it?")
+        for other in (again, copy.copy(client), copy.deepcopy(client)):
+            with other:
+                assert other.caption(SHAPES).text == wanted
+        assert len(copy.deepcopy(chat).messages) == 2
+
+    async def there() -> str:
+        async with copy.deepcopy(AsyncClient(url, **options)) as other:
+            return (await other.caption(SHAPES)).text
+
+    assert asyncio.run(there()) == wanted
 
 
 LEFT = """

@@ -25,7 +25,8 @@ class Client(calls.Requester, Tasks):
     """A client of a snugvl server, or of several behind one address.
 
     Every method does what that of `snugvl.Model` does, with the same results and the same exceptions, and is
-    safe to call from several threads. Images may also be URLs (http, https, data), which the server fetches.
+    safe to call from several threads. Pickled or copied, it is another client of the same server, such as for
+    another process. Images may also be URLs (http, https, data), which the server fetches.
     What the server warns of is a `SnugvlWarning`.
 
         with snugvl.Client() as client:
@@ -56,7 +57,7 @@ class Client(calls.Requester, Tasks):
         timeout: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        super().__init__(address_of(base_url), model)
+        super().__init__(address_of(base_url), model, (base_url, api_key, model, timeout, max_retries))
         self._sockets = Sockets()
         options = sdk_options(self._address, api_key, timeout, max_retries)
         http_client = openai.DefaultHttpxClient(
@@ -201,7 +202,7 @@ class AsyncClient(
         timeout: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        super().__init__(address_of(base_url), model)
+        super().__init__(address_of(base_url), model, (base_url, api_key, model, timeout, max_retries))
         options = sdk_options(self._address, api_key, timeout, max_retries)
         http_client = openai.DefaultAsyncHttpxClient(
             timeout=options["timeout"],
