@@ -35,7 +35,7 @@ from snugvl.cli import (
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.running import explained
 from snugvl.cli.terminal import INTERRUPTED, ClosedPipe, plainly, say, trace, warnings_said
-from snugvl.core.folders import check_current_folder
+from snugvl.core.folders import check_current_folder, moved
 from snugvl.errors import RequestTooLarge, SnugvlError
 from snugvl.version import __version__
 
@@ -124,7 +124,7 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
         return CLOSED_PIPE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        say(f"{where}{error.strerror or error}")
+        say(f"{where}{error.strerror or error}{moved(error)}")
         trace(error)
         return 1
     except Exception as error:
