@@ -73,8 +73,8 @@ def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def moved(error: OSError) -> str:
-    """What to do about a file that can't be used, in a folder that an environment variable moves, as the end of
-    its message; "" for any other file."""
+    """End of an error about a file in a folder that an environment variable moves: what to do; or "" for
+    any other file."""
     if not error.filename or not isinstance(error, PermissionError | NotADirectoryError | FileExistsError):
         return ""
     path = Path(os.fsdecode(error.filename)).absolute()
