@@ -85,6 +85,43 @@ def part(source: object) -> dict[str, object]:
     return {"type": "image", "image": source}
 
 
+def encoded() -> str:
+    data = io.BytesIO()
+    Image.new("RGB", (3000, 10)).save(data, "PNG")
+    return base64.b64encode(data.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (
+            "/v1/chat/completions",
+            lambda url: {
+                "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+            },
+            "messages[0].content[0].image_url.url",
+        ),
+        (
+            "/v1/responses",
+            lambda url: {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]},
+            "input[0].content[0].image_url",
+        ),
+        ("/v1/vision/caption", lambda url: {"image": url}, "image"),
+        ("/v1/vision/detect", lambda url: {"image": url}, "image"),
+        ("/v1/vision/ask", lambda url: {"images": [url], "question": "What?"}, "images[0]"),
+    ],
+    ids=["chat", "responses", "caption", "detect", "ask"],
+)
+def test_what_the_engine_finds_has_the_field_of_the_request(
+    url: str, path: str, body: Callable[[str], object], field: str
+) -> None:
+    """It had that of the message which the prompt was made of, whatever the request was."""
+    answer = httpx.post(url + path, json=body(f"data:image/png;base64,{encoded()}"), timeout=PATIENCE_S)
+    assert answer.status_code == 400
+    assert "is 3000×10 pixels" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == field
+
+
 def test_a_file_is_named(at: Any, good: Path, bad: Path, fault: str) -> None:
     def opened() -> object:
         with bad.open("rb") as file:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -37,6 +38,22 @@ def test_it_has_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
     assert inside == there
     assert "LICENSE" in licences
     assert "snugvl/py.typed" in inside
+
+
+def test_a_source_archive_builds_the_same_wheel_and_has_no_test(wheel: Path, tmp_path: Path) -> None:
+    """Tests were in it without the documents and benchmarks that they read."""
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
+    subprocess.run([*build, "-t", "sdist"], cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    source = tmp_path / archive.name.removesuffix(".tar.gz")
+    assert sorted(path.name for path in source.iterdir() if path.is_dir()) == ["examples", "src"]
+    subprocess.run([*build, "-t", "wheel"], cwd=source, check=True, capture_output=True, timeout=PATIENCE_S)
+    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(tmp_path / wheel.name) as theirs:
+        assert {each.filename: each.CRC for each in ours.infolist()} == {
+            each.filename: each.CRC for each in theirs.infolist()
+        }
 
 
 @pytest.mark.extended

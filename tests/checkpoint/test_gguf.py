@@ -42,7 +42,8 @@ def test_headers_equal_the_official_reader(tmp_path: Path) -> None:
 
 def test_types_are_those_of_the_official_package() -> None:
     theirs = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-    assert dict(TYPES) == {number: theirs[number] for number in TYPES}
+    newest = {40, 41} - theirs.keys()  # the oldest package that we take, 0.18, doesn't know these yet
+    assert dict(TYPES) == {number: TYPES[number] if number in newest else theirs[number] for number in TYPES}
 
 
 def test_no_more_is_read_than_the_header_needs(whole: bytes) -> None:

@@ -235,3 +235,14 @@ def test_a_folder_of_settings_that_can_not_be_is_none(snugvl: Run, monkeypatch: 
     monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
     assert snugvl("list").code == 0
     assert "doesn't exist yet" in snugvl("config", "show").err
+
+
+@pytest.mark.parametrize(
+    "text", [f"a = {'[' * 100_000}{']' * 100_000}", f"{'x.' * 2_000}z = 1"], ids=["[", "."]
+)
+def test_a_file_that_is_nested_too_deeply_says_so(snugvl: Run, file: Path, text: str) -> None:
+    written(file, text)
+    ran = snugvl("plan", "pocket", "--gpu", "rtx-3060")
+    assert ran.code == 3
+    assert str(file) in ran.err
+    assert "unexpected" not in ran.err

@@ -105,23 +105,35 @@ def test_nothing_slow_comes_before_it() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
+LOST = "snugvl: standard output is closed (>&-), so nothing was printed"
+
+
 @pytest.mark.parametrize(
     ("line", "printed", "code"),
     [
-        ("--version >&-", "", 0),
+        ("--version >&-", LOST, 1),
+        ("--help >&-", LOST, 1),
         ("--version 2>&-", "snugvl ", 0),
         ("--version <&-", "snugvl ", 0),
-        ("config path >&- 2>&-", "", 0),
-        ("config path <&- >&- 2>&-", "", 0),
-        ("plan --gpu rtx-5060 pocket >&-", "", 0),
+        ("config path >&- 2>&-", "", 1),
+        ("config path <&- >&- 2>&-", "", 1),
+        ("config show >&-", "snugvl: ", 0),  # prints nothing but on stderr
+        ("plan --gpu rtx-5060 pocket >&-", LOST, 1),
         ("plan --gpu nonsense >&-", "snugvl: no GPU 'nonsense'", 2),
         ("doctor --log - <&-", "Not recognised", 0),
     ],
 )
-def test_closed_standard_streams_are_the_null_device(line: str, printed: str, code: int) -> None:
+def test_closed_standard_streams_are_the_null_device(
+    tmp_path: Path, line: str, printed: str, code: int
+) -> None:
     command = f"exec {shlex.quote(sys.executable)} -m snugvl {line}"
     ended = subprocess.run(
-        ["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        ["sh", "-c", command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
     )
     assert "unexpected" not in ended.stderr
     assert ended.returncode == code, ended.stderr

@@ -1,10 +1,16 @@
 """`snugvl.Client` and `AsyncClient` give what a loaded model gives."""
 
 import asyncio
+import copy
 import io
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +20,7 @@ from PIL import Image
 import snugvl
 from snugvl import AsyncClient, Client, Model, SamplingParams, user
 from snugvl.backends.native.backend import NativeBackend
-from snugvl.core.messages import Message, Text, ToolCall
+from snugvl.core.messages import NO_MORE, Message, Text, ToolCall
 from snugvl.core.service import Health, Load
 from snugvl.core.training import Training
 from snugvl.inputs.image import ImageLimits
@@ -268,6 +274,142 @@ def test_a_stream_that_was_read_or_closed_is_at_its_end(url: str, pocket: Native
         assert list(closed) == []
         client.caption(SHAPES)
     assert asyncio.run(there()) == [True, 0, 0]
+
+
+def test_a_stream_is_an_iterator(url: str, pocket: NativeBackend) -> None:
+    """`next` works, a loop goes on where another one stopped, and the end says why there is no more."""
+
+    async def there(stream: Any) -> tuple[list[str], str]:
+        texts = [str(await anext(stream))]
+        async for delta in stream:
+            texts.append(str(delta))
+            break
+        texts += [str(delta) async for delta in stream]
+        with pytest.raises(StopAsyncIteration) as ended:
+            await anext(stream)
+        return texts, str(ended.value)
+
+    def here(stream: Any) -> tuple[list[str], str]:
+        texts = [str(next(stream))]
+        for delta in stream:
+            texts.append(str(delta))
+            break
+        texts += map(str, stream)
+        with pytest.raises(StopIteration) as ended:
+            next(stream)
+        return texts, str(ended.value)
+
+    async def asked() -> list[tuple[list[str], str]]:
+        async with AsyncClient(url) as client:
+            chat = client.chat()
+            streams = (
+                await client.stream_ask(SHAPES, "What is here?"),
+                await chat.stream(SHAPES, "What is here?"),
+            )
+            found = [await there(stream) for stream in streams]
+            assert len(chat.messages) == 2
+            return found
+
+    whole = Model(pocket).ask(SHAPES, "What is here?").text
+    found = asyncio.run(asked())
+    with Client(url) as client:
+        for model in (client, Model(pocket)):
+            chat = model.chat()
+            found += [
+                here(model.stream_ask(SHAPES, "What is here?")),
+                here(chat.stream(SHAPES, "What is here?")),
+            ]
+            assert len(chat.messages) == 2
+    found.append(asyncio.run(there(Model(pocket).stream_ask(SHAPES, "What is here?"))))
+    assert [("".join(texts), why) for texts, why in found] == [(whole, NO_MORE)] * 7
+
+
+def test_a_closed_client_says_so_to_its_streams(url: str) -> None:
+    async def there() -> None:
+        client = AsyncClient(url)
+        stream = await client.stream_caption(SHAPES)
+        await anext(stream)
+        await client.close()
+        with pytest.raises(snugvl.EngineError, match="the client is closed"):
+            [delta async for delta in stream]
+
+    client = Client(url)
+    stream = client.stream_caption(SHAPES)
+    next(stream)
+    client.close()
+    with pytest.raises(snugvl.EngineError, match="the client is closed"):
+        list(stream)
+    asyncio.run(there())
+
+
+def in_another_process(client: Client) -> str:
+    return client.caption(SHAPES).text
+
+
+def test_a_client_may_be_pickled_and_copied(url: str) -> None:
+    options: dict[str, Any] = {"api_key": "k", "model": "pocket", "timeout": 9.0, "max_retries": 1}
+    with Client(url, **options) as client:
+        wanted = client.caption(SHAPES).text
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            assert pool.submit(in_another_process, client).result() == wanted
+        again = pickle.loads(pickle.dumps(client))
+        assert again.openai is not client.openai
+        assert (again.openai.api_key, again.openai.timeout.read, again.openai.max_retries) == ("k", 9.0, 1)
+        chat = client.chat()
+        chat.send(SHAPES, "What is it?")
+        for other in (again, copy.copy(client), copy.deepcopy(client)):
+            with other:
+                assert other.caption(SHAPES).text == wanted
+        assert len(copy.deepcopy(chat).messages) == 2
+
+    async def there() -> str:
+        async with copy.deepcopy(AsyncClient(url, **options)) as other:
+            return (await other.caption(SHAPES)).text
+
+    assert asyncio.run(there()) == wanted
+
+
+LEFT = """
+import asyncio, gc, sys
+import snugvl
+
+async def left() -> None:
+    client = snugvl.AsyncClient(sys.argv[1])
+    for stream in await client.stream_caption(sys.argv[2]), await client.chat().stream(sys.argv[2]):
+        async for delta in stream:
+            break
+    await client.stream_caption(sys.argv[2])  # never read
+
+async def dropped() -> None:
+    async with snugvl.AsyncClient(sys.argv[1]) as client:
+        async for delta in await client.stream_caption(sys.argv[2]):
+            break
+
+asyncio.run(left())
+asyncio.run(dropped())
+gc.collect()
+"""
+
+
+def test_a_stream_that_a_loop_leaves_makes_no_noise(url: str) -> None:
+    """asyncio printed errors of the HTTP library's generators, all of which it closed at once."""
+    run = subprocess.run(
+        [sys.executable, "-c", LEFT, url, SHAPES], capture_output=True, text=True, check=True
+    )
+    assert run.stdout + run.stderr == ""
+
+
+def test_a_stream_that_is_dropped_stops_the_server(engine: ScriptedEngine, scripted: str) -> None:
+    async def dropped() -> None:
+        async with AsyncClient(scripted) as client:
+            async for _ in await client.stream_caption(SHAPES):
+                break
+            (served,) = engine.backend.streams
+            await asyncio.to_thread(until, lambda: served.closed)
+
+    engine.delay = 0.02
+    engine.backend._script = lambda _: "word " * 100_000
+    asyncio.run(dropped())
 
 
 @pytest.mark.parametrize("path", ["/version", "version", "//version"])

@@ -3,6 +3,7 @@
 import gc
 import os
 import pwd
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import snugvl
 from snugvl.cli import entry
-from snugvl.core.folders import expanded, give_home, hub_cache, json_object, sources_digest
+from snugvl.core.folders import expanded, give_home, hub_cache, json_object, moved, sources_digest
 from snugvl.errors import CheckpointNotFound
 
 
@@ -77,3 +78,36 @@ def test_sources_are_read_once_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_no_json_object_is_none_however_it_is_broken(text: str | bytes) -> None:
     assert json_object(text) is None
     assert json_object(b'{"a": [1]}') == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "variable"),
+    [
+        ("config set port 9", ".config", "XDG_CONFIG_HOME"),
+        ("config set port 9", ".config/snugvl", "XDG_CONFIG_HOME"),
+        ("pull Qwen/Qwen3-VL-2B-Instruct", ".cache", "HF_HOME"),
+        ("pull Qwen/Qwen3-VL-2B-Instruct", ".cache/huggingface", "HF_HOME"),
+    ],
+)
+def test_a_file_in_place_of_a_folder_is_told_with_what_moves_the_folder(
+    words: str, file: str, variable: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("a file")
+    moving = ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE")
+    environ = {name: value for name, value in os.environ.items() if name not in moving}
+    ran = subprocess.run(
+        [sys.executable, "-m", "snugvl", *words.split()],
+        env={**environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1
+    assert f"a folder that you may read and write, or set {variable} to another one" in ran.stderr, ran.stderr
+
+
+def test_only_what_a_variable_moves_is_told_so(tmp_path: Path) -> None:
+    assert moved(PermissionError(13, "Permission denied", str(tmp_path / "x"))) == ""
+    assert moved(PermissionError(13, "Permission denied")) == ""
+    assert moved(FileNotFoundError(2, "No such file", str(hub_cache() / "x"))) == ""
+    assert "set HF_HOME" in moved(PermissionError(13, "Permission denied", str(hub_cache() / "x")))

@@ -231,7 +231,7 @@ def chain(links: int) -> str:
     [
         ("json_schema", "{", "JSON schema is not JSON"),
         ("json_schema", "[]", "is an object"),
-        ("json_schema", '{"type": "foo"}', "Invalid type: foo"),
+        ("json_schema", '{"type": "foo"}', "foo is no type"),
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         (
             "json_schema",
@@ -409,7 +409,7 @@ def test_a_real_schema_of_arguments(either: tuple[GrammarCompiler, Backend]) -> 
         (ToolUse((Tool("a"), Tool("a"))), "two tools", "tools[1].name"),
         (ToolUse((Tool("a"),), "b"), "not 'b'; the tools are a", "tool_choice"),
         (ToolUse((Tool("a", "", {"type": "array"}),)), "can't be 'array'", "tools[0].parameters"),
-        (ToolUse((Tool("a", "", {"properties": {"x": {"type": "y"}}}),)), "Invalid", "tools[0].parameters"),
+        (ToolUse((Tool("a", "", {"properties": {"x": {"type": "y"}}}),)), "no type", "tools[0].parameters"),
         (
             ToolUse((Tool("a"), Tool("b", "", {"properties": {"a": json.loads(nested(99))}}))),
             "deeper than 100",
@@ -673,3 +673,36 @@ def test_a_large_grammar_is_shared_and_let_go_after_use(
     assert not compiler._large.bytes
     assert given_back.wait(PATIENCE_S)
     assert compiler.compile(other).start().error is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ('{"type": "integer", "minimum": 1e30}', "a minimum or maximum in it has more than 18 digits"),
+        ('{"type": "number", "maximum": -1e30}', "a minimum or maximum in it has more than 18 digits"),
+        ('{"type": "number", "minimum": 1e-320}', "a minimum or maximum in it has too many decimal places"),
+        ('{"type": "number", "minimum": "5"}', 'minimum is "5", not a number'),
+        ('{"type": "number", "minimum": 5, "maximum": 3}', "no answer fits it: minimum (5) is greater than"),
+        ('{"type": "integer", "multipleOf": 0}', "multipleOf is 0; use a number above 0"),
+        ('{"type": "integer", "multipleOf": 1e-300}', "a multipleOf in it has too many decimal places"),
+        ('{"type": "integer", "multipleOf": 1e30}', "has multipleOf 1e+30 in one place"),
+        ('{"type": "string", "maxLength": 10000000000}', "is 10000000000, at most 4294967295 is taken"),
+        ('{"type": "string", "minLength": 4294967296}', "is 4294967296, at most 4294967295 is taken"),
+        ('{"type": "string", "maxLength": 3.0}', "maxLength is 3.0, not a whole number"),
+        ('{"type": "array", "minItems": -1}', "minItems is -1, not a whole number"),
+        (
+            '{"type": "array", "minItems": 5, "maxItems": 3}',
+            "no answer fits it: minItems (5) is greater than",
+        ),
+        ('{"type": "string", "pattern": "("}', "its pattern ( is no regular expression: unclosed group"),
+        ('{"type": "nonsense"}', "nonsense is no type; use object, array"),
+        ('{"type": "object", "required": "a"}', 'required is "a", not of type array'),
+        ('{"enum": []}', "no answer fits it, as an enum or anyOf in it is empty"),
+    ],
+)
+def test_what_is_wrong_with_a_schema_is_said_in_our_words(
+    compiler: GrammarCompiler, schema: str, said: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)) as raised:
+        compiler.compile(Grammar("json_schema", schema))
+    assert not re.search("regex|Some\\(|f64|Unsatisfiable", str(raised.value))

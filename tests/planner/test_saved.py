@@ -79,6 +79,8 @@ def test_a_plan_of_linux_has_no_graphs_around_experts_that_wsl2_does_not_lock() 
         (None, "can't be read: No such file"),
         ("{", "holds no plan with a choice; make one: snugvl plan MODEL --save"),
         ([1], "holds no plan with a choice"),
+        ("[" * 100_000, "holds no plan with a choice"),
+        ('{"choice": ' * 50_000 + "1" + "}" * 50_000, "holds no plan with a choice"),
         ({"choice": None}, "holds no plan with a choice"),
         ({"context": -5}, "setting context can't be -5"),
         ({"context": "long"}, "setting context can't be 'long'"),
@@ -87,6 +89,7 @@ def test_a_plan_of_linux_has_no_graphs_around_experts_that_wsl2_does_not_lock() 
         ({"eager": 1}, "setting eager can't be 1"),
         ({"colour": "red"}, "settings colour, which this version doesn't know"),
     ],
+    ids=range(12),
 )
 def test_what_is_no_plan_is_refused_by_name(saved: Path, change: Any, words: str) -> None:
     if change is None:

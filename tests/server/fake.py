@@ -90,6 +90,8 @@ class FakeStream:
         self._steps, self._wait_s, self._left, self._closes = steps, wait_s, left, closes
         self._stopped = stopped or threading.Event()
         self._ended: asyncio.Future[None] | None = None
+        self._read: Iterator[Delta] | None = None
+        self._heard: AsyncIterator[Delta] | None = None
         self.closed = False
         self.prompt_tokens = 7
 
@@ -101,6 +103,14 @@ class FakeStream:
                 yield Delta("", finish_reason="abort")
                 return
             yield from step
+
+    def __next__(self) -> Delta:
+        self._read = self._read or iter(self)
+        return next(self._read)
+
+    async def __anext__(self) -> Delta:
+        self._heard = self._heard or aiter(self)
+        return await anext(self._heard)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         for step in self._steps:

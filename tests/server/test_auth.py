@@ -237,11 +237,22 @@ def test_other_pages_are_refused_still() -> None:
     with live(FakeService(), ServerSettings(allow_origins=(PAGE,))) as base:
         url = base + "/v1/chat/completions"
         for origin in ("https://example.com", "http://example.org", PAGE + ".evil.net", "null"):
-            assert httpx.options(url, headers={**PREFLIGHT, "Origin": origin}).status_code == 400
+            preflight = httpx.options(url, headers={**PREFLIGHT, "Origin": origin})
+            assert preflight.status_code == 400
+            assert "--allow-origin" in preflight.json()["error"]["message"]
+            assert "access-control-allow-origin" not in preflight.headers
             answer = httpx.post(url, json=CHAT, headers={"Origin": origin})
             assert answer.status_code == 403
             assert "--allow-origin" in answer.json()["error"]["message"]
             assert "access-control-allow-origin" not in answer.headers
+        foreign = {**PREFLIGHT, "Origin": "http://example.org"}
+        said = httpx.options(base + "/v1/messages", headers=foreign).json()
+        assert said["type"] == "error"
+        assert "--allow-origin" in said["error"]["message"]
+        assert "--allow-origin" in httpx.options(base + "/api/chat", headers=foreign).json()["error"]
+        other = httpx.options(url, headers={**PREFLIGHT, "Access-Control-Request-Method": "PATCH"})
+        assert "'PATCH' is not answered; use GET, HEAD, POST, DELETE" in other.json()["error"]["message"]
+        assert other.headers["access-control-allow-origin"] == PAGE
     with live(FakeService(), ServerSettings()) as base:
         assert httpx.options(base + "/v1/models", headers=PREFLIGHT).status_code == 405
 
@@ -255,6 +266,8 @@ def test_head_is_answered_where_get_is(path: str) -> None:
         assert head_only.status_code == got.status_code
         assert head_only.headers["content-type"] == got.headers["content-type"]
         assert not head_only.content
+        wrong = httpx.request("PATCH", base + path)
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
         assert httpx.head(base + "/v1/chat/completions").status_code == 405
 
 

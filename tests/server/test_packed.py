@@ -70,13 +70,38 @@ def test_what_is_unpacked_counts_among_all_bodies() -> None:
         until(lambda: httpx.post(base + PATH, content=body, headers=headers).status_code == 200)
 
 
+def test_gzip_in_several_parts_is_read(http: httpx.Client) -> None:
+    parts = [CHAT[start : start + 7] for start in range(0, len(CHAT), 7)]
+    assert packed(http, b"".join(map(gzip.compress, [b"", *parts, b""]))).status_code == 200
+    assert packed(http, gzip.compress(b"", 9) * 999 + gzip.compress(CHAT)).status_code == 200
+
+
+WHOLE = gzip.compress(CHAT)
+
+
 @pytest.mark.parametrize(
-    "data", [CHAT, gzip.compress(CHAT)[:-4], gzip.compress(CHAT) + b"x", b"\x1f\x8b"], ids=range(4)
+    ("data", "why"),
+    [
+        (CHAT, "it isn't"),
+        (b"\x1f\x8b", "it breaks off after 2 bytes"),
+        (WHOLE[:-4], f"it breaks off after {len(WHOLE) - 4} bytes; send all of it"),
+        (WHOLE + WHOLE[:-1], f"it breaks off after {2 * len(WHOLE) - 1} bytes"),
+        (WHOLE + b"x" * 9, "it is damaged"),
+        (WHOLE[:-8] + bytes(8), "it is damaged"),
+        (WHOLE * 1001, "more than 1,000 of it stand one after the other"),
+    ],
+    ids=["json", "head", "broken off", "second broken off", "more", "sum", "many"],
 )
-def test_what_is_no_gzip_says_so(http: httpx.Client, data: bytes) -> None:
+def test_what_is_no_gzip_says_so(http: httpx.Client, data: bytes, why: str) -> None:
     answer = packed(http, data)
     assert answer.status_code == 400
-    assert "Content-Encoding says gzip, but it isn't, or breaks off" in answer.json()["error"]["message"]
+    assert f"Content-Encoding says gzip, but {why}" in answer.json()["error"]["message"]
+
+
+def test_deflate_is_one_part(http: httpx.Client) -> None:
+    answer = packed(http, zlib.compress(CHAT) * 2, "deflate")
+    assert answer.status_code == 400
+    assert "says deflate, but more than 1 of it" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("coding", ["br", "gzip, gzip", "zstd"])

@@ -5,7 +5,7 @@ ready. Prompts are prepared in the caller's thread, tokens are made in the engin
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Generic
@@ -28,15 +28,11 @@ class ReceiverStream(OneAnswer):
         super().__init__(receiver.prompt_tokens, abort)
         self._mailbox = receiver.mailbox
 
-    def __iter__(self) -> Iterator[Delta]:
-        while (delta := self._mailbox.get()) is not None:
-            yield delta
-        self._open = False
+    def _next(self) -> Delta | None:
+        return self._mailbox.get()
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        while (delta := await self._mailbox.get_async()) is not None:
-            yield delta
-        self._open = False
+    async def _next_async(self) -> Delta | None:
+        return await self._mailbox.get_async()
 
     def forward(self, put: Callable[[Delta], None], end: Callable[[Exception | None], None]) -> None:
         """Hand every delta to `put` and the end to `end`, in place of reading; see `Mailbox.forward`."""

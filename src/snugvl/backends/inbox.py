@@ -2,13 +2,14 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
-from snugvl.core.messages import Delta
+from snugvl.core.messages import NO_MORE, Delta
 
 
 def own(error: Exception) -> Exception:
@@ -25,21 +26,44 @@ def own(error: Exception) -> Exception:
     return mine.with_traceback(error.__traceback__)
 
 
-class OneAnswer:
-    """The answer to one request. Closing or dropping it aborts what is not finished.
-
-    Whoever iterates it to its end says so by `_open`.
-    """
+class OneAnswer(ABC):
+    """The deltas of one request, an iterator. Closing or dropping it aborts what is not finished."""
 
     def __init__(self, prompt_tokens: int, abort: Callable[[], object]) -> None:
         self._prompt_tokens = prompt_tokens
         self._abort = abort
         self._open = True
 
+    @abstractmethod
+    def _next(self) -> Delta | None:
+        """The next delta, or None at the end; waits for it in a thread."""
+
+    @abstractmethod
+    async def _next_async(self) -> Delta | None:
+        """The next delta, or None at the end; waits for it in an event loop."""
+
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt, image tokens included."""
         return self._prompt_tokens
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        if (delta := self._next()) is None:
+            self._open = False
+            raise StopIteration(NO_MORE)
+        return delta
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if (delta := await self._next_async()) is None:
+            self._open = False
+            raise StopAsyncIteration(NO_MORE)
+        return delta
 
     def close(self) -> None:
         """Abort what is not finished. Safe to call twice, and in any thread."""
@@ -138,19 +162,12 @@ class RemoteStream(OneAnswer):
         self._loop = loop = asyncio.get_running_loop()
         super().__init__(prompt_tokens, lambda: _soon(loop, abort))
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
+    async def _next_async(self) -> Delta | None:
         ours = asyncio.get_running_loop() is self._loop
-        while (
-            delta := await (self._inbox.get() if ours else asyncio.wrap_future(self._elsewhere()))
-        ) is not None:
-            yield delta
-        self._open = False
+        return await (self._inbox.get() if ours else asyncio.wrap_future(self._elsewhere()))
 
-    def __iter__(self) -> Iterator[Delta]:
-        """The deltas, for a thread other than the event loop's; waits for each."""
-        while (delta := self._elsewhere().result()) is not None:
-            yield delta
-        self._open = False
+    def _next(self) -> Delta | None:  # in a thread that is not the event loop's
+        return self._elsewhere().result()
 
     def _elsewhere(self) -> "Future[Delta | None]":
         return asyncio.run_coroutine_threadsafe(self._inbox.get(), self._loop)

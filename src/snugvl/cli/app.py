@@ -35,7 +35,7 @@ from snugvl.cli import (
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.running import explained
 from snugvl.cli.terminal import INTERRUPTED, ClosedPipe, plainly, say, trace, warnings_said
-from snugvl.core.folders import check_current_folder
+from snugvl.core.folders import check_current_folder, moved
 from snugvl.errors import RequestTooLarge, SnugvlError
 from snugvl.version import __version__
 
@@ -103,6 +103,11 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
         with launched or nullcontext(), warnings_said():
             code = app(args=args, prog_name="snugvl", standalone_mode=False, obj=launched)
         sys.stdout.flush()
+        if (
+            not code and words[:1] != ["serve"] and getattr(sys.stdout, "lost", False)
+        ):  # it serves all the same
+            say("standard output is closed (>&-), so nothing was printed; use >/dev/null to print nothing")
+            return 1
     except typer.TyperException as error:
         _say_usage(error, words)
         return error.exit_code
@@ -119,7 +124,7 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
         return CLOSED_PIPE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        say(f"{where}{error.strerror or error}")
+        say(f"{where}{error.strerror or error}{moved(error)}")
         trace(error)
         return 1
     except Exception as error:

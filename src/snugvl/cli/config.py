@@ -11,7 +11,6 @@ file. A key that is none, or a value of the wrong kind, is refused by line and k
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from typer import Argument
 
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.terminal import plainly, printable, say, write
-from snugvl.core.folders import expanded, write_whole
+from snugvl.core.folders import config_folder, write_whole
 from snugvl.errors import InputError, SnugvlError
 
 MAX_BYTES: Final = 2**20
@@ -47,8 +46,7 @@ def _group(context: typer.Context) -> None:
 
 def path() -> Path:
     """The file's path: below `$XDG_CONFIG_HOME`, `%APPDATA%` on Windows, else below `~/.config`."""
-    chosen = os.environ.get("XDG_CONFIG_HOME") or (os.environ.get("APPDATA") if os.name == "nt" else None)
-    return expanded(chosen or "~/.config") / "snugvl" / "config.toml"
+    return config_folder() / "config.toml"
 
 
 def defaults(context: typer.Context) -> dict[str, Any] | None:
@@ -180,6 +178,8 @@ def _parsed(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path()}: {error}; correct that line, or remove it") from None
+    except RecursionError:
+        raise InputError(f"{path()}: its lists or tables are nested too deeply; remove that line") from None
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:

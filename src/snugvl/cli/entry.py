@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,7 +49,19 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
-            setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace"))  # noqa: PTH123, SIM115
+            stream = open(number, f"{mode}b")  # noqa: PTH123, SIM115
+            setattr(sys, name, Nowhere(stream, encoding="utf-8", errors="replace"))
+
+
+class Nowhere(TextIOWrapper):
+    """The null device in place of a stream that was closed. `lost`: whether anything was printed there."""
+
+    lost = False
+
+    def write(self, text: str) -> int:
+        """Count `text` as lost."""
+        self.lost = self.lost or bool(text)
+        return len(text)
 
 
 def _serves(words: Sequence[str]) -> bool:

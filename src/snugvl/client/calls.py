@@ -58,15 +58,27 @@ class Options:
         return {key: value for key, value in named.items() if value is not None} | _chosen(sampling)
 
 
+def _again(kind: Any, *given: Any) -> Any:
+    """A client of class `kind` with the arguments of another one."""
+    base_url, api_key, model, timeout, max_retries = given
+    return kind(base_url, api_key=api_key, model=model, timeout=timeout, max_retries=max_retries)
+
+
 class Requester:
     """The server that requests go to, the model that they name, and how each task is one of them.
 
     Both clients say how a request is sent; of which types the results are, `Surface` says.
     """
 
-    def __init__(self, address: Address, model: str | None) -> None:
+    def __init__(self, address: Address, model: str | None, given: tuple[Any, ...]) -> None:
+        """`given`: the client's arguments, in their order."""
         self._address = address
         self._model = model
+        self._given = given
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickled and copied as its arguments: connections stay in their process, and their client's."""
+        return _again, (type(self), *self._given)
 
     @abstractmethod
     def _send(self, make: Callable[[], Call[Any]]) -> Any:

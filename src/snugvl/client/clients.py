@@ -1,7 +1,8 @@
 """`snugvl.Client` and `snugvl.AsyncClient`: a server behind the methods of a loaded model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 import httpx2
@@ -10,7 +11,7 @@ import openai
 from snugvl.client import answers, calls, connection
 from snugvl.client.answers import Memory, understood
 from snugvl.client.connection import DEFAULT_URL, Address, Sockets, address_of, answered, sdk_options
-from snugvl.core.messages import Delta
+from snugvl.core.messages import NO_MORE, Delta
 from snugvl.core.service import Health
 from snugvl.tasks.conversation import AsyncConversation, Conversation
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
@@ -24,7 +25,8 @@ class Client(calls.Requester, Tasks):
     """A client of a snugvl server, or of several behind one address.
 
     Every method does what that of `snugvl.Model` does, with the same results and the same exceptions, and is
-    safe to call from several threads. Images may also be URLs (http, https, data), which the server fetches.
+    safe to call from several threads. Pickled or copied, it is another client of the same server, such as for
+    another process. Images may also be URLs (http, https, data), which the server fetches.
     What the server warns of is a `SnugvlWarning`.
 
         with snugvl.Client() as client:
@@ -55,7 +57,7 @@ class Client(calls.Requester, Tasks):
         timeout: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        super().__init__(address_of(base_url), model)
+        super().__init__(address_of(base_url), model, (base_url, api_key, model, timeout, max_retries))
         self._sockets = Sockets()
         options = sdk_options(self._address, api_key, timeout, max_retries)
         http_client = openai.DefaultHttpxClient(
@@ -122,27 +124,29 @@ class Client(calls.Requester, Tasks):
                 stream=True,
                 stream_cls=openai.Stream[object],
             )
-        return ClientStream(self._address, call, events)
+        return ClientStream(self._address, call, events, self._sockets.are_shut)
 
 
 class ClientStream:
-    """An answer as it comes: iterate it, or close it to stop the server's work."""
+    """An answer as it comes, an iterator of `Delta`s. Closing or dropping it stops the server's work."""
 
-    def __init__(self, address: Address, call: calls.StreamCall, events: openai.Stream[object]) -> None:
-        self._address, self._call, self._events = address, call, events
-        self._finished = self._ended = False
+    def __init__(
+        self,
+        address: Address,
+        call: calls.StreamCall,
+        events: openai.Stream[object],
+        closed: Callable[[], bool],
+    ) -> None:
+        self._events, self._ended = events, False
+        self._deltas = _deltas(address, call, events, closed)
 
-    def __iter__(self) -> Iterator[Delta]:
-        if self._ended:
-            return
-        with connection.translating(self._address, self._call.body):
-            for event in self._events:
-                for delta in understood(self._call.read, event):
-                    self._finished = self._finished or delta.finish_reason is not None
-                    yield delta
-        if not self._finished:
-            raise connection.broke_off(self._address)
-        self._ended = True
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        if self._ended or (delta := next(self._deltas, None)) is None:
+            raise StopIteration(NO_MORE)
+        return delta
 
     def close(self) -> None:
         """Stop. Safe to call twice; what is read afterwards is at its end."""
@@ -154,6 +158,19 @@ class ClientStream:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _deltas(
+    address: Address, call: calls.StreamCall, events: openai.Stream[object], closed: Callable[[], bool]
+) -> Iterator[Delta]:
+    finished = False
+    with connection.translating(address, call.body, closed):
+        for event in events:
+            for delta in understood(call.read, event):
+                finished = finished or delta.finish_reason is not None
+                yield delta
+    if not finished:
+        raise connection.broke_off(address)
 
 
 class AsyncClient(
@@ -185,7 +202,7 @@ class AsyncClient(
         timeout: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        super().__init__(address_of(base_url), model)
+        super().__init__(address_of(base_url), model, (base_url, api_key, model, timeout, max_retries))
         options = sdk_options(self._address, api_key, timeout, max_retries)
         http_client = openai.DefaultAsyncHttpxClient(
             timeout=options["timeout"],
@@ -250,38 +267,83 @@ class AsyncClient(
                 stream=True,
                 stream_cls=openai.AsyncStream[object],
             )
-        return AsyncClientStream(self._address, call, events)
+        return AsyncClientStream(self._address, call, events, self.openai.is_closed)
 
 
 class AsyncClientStream:
-    """An answer as it comes: iterate it with `async for`, or close it to stop the server's work."""
+    """An answer as it comes, an asynchronous iterator of `Delta`s. Closing or dropping it stops the server's
+    work.
 
-    def __init__(self, address: Address, call: calls.StreamCall, events: openai.AsyncStream[object]) -> None:
-        self._address, self._call, self._events = address, call, events
-        self._finished = self._ended = False
+    A task reads the events. Were they read by `__anext__`, a loop that is left early would leave the HTTP
+    library's generators suspended, and asyncio, which closes all of them at once, would print their errors.
+    """
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        if self._ended:
-            return
-        with connection.translating(self._address, self._call.body):
-            async for event in self._events:
-                for delta in understood(self._call.read, event):
-                    self._finished = self._finished or delta.finish_reason is not None
-                    yield delta
-        if not self._finished:
-            raise connection.broke_off(self._address)
-        self._ended = True
+    def __init__(
+        self,
+        address: Address,
+        call: calls.StreamCall,
+        events: openai.AsyncStream[object],
+        closed: Callable[[], bool],
+    ) -> None:
+        self._pieces: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
+        self._ended = False
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(_read(address, call, events, closed, self._pieces))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        piece = None if self._ended else await self._pieces.get()
+        if isinstance(piece, Delta):
+            return piece
+        self._end()
+        if piece is None:
+            raise StopAsyncIteration(NO_MORE)
+        raise piece
 
     async def close(self) -> None:
         """Stop. Safe to call twice; what is read afterwards is at its end."""
+        self._end()
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    def _end(self) -> None:
         self._ended = True
-        await self._events.close()
+        self._pieces.put_nowait(None)  # for others that wait
+
+    def __del__(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and with it what it ran
+            self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+async def _read(
+    address: Address,
+    call: calls.StreamCall,
+    events: openai.AsyncStream[object],
+    closed: Callable[[], bool],
+    pieces: asyncio.Queue[Delta | Exception | None],
+) -> None:
+    """Put all deltas of `events` into `pieces`, then the error that ended them, or None."""
+    finished = False
+    try:
+        with connection.translating(address, call.body, closed):
+            async for event in events:
+                for delta in understood(call.read, event):
+                    finished = finished or delta.finish_reason is not None
+                    pieces.put_nowait(delta)
+        pieces.put_nowait(None if finished else connection.broke_off(address))
+    except Exception as error:  # raised where the stream is read
+        pieces.put_nowait(error)
+    finally:
+        with suppress(httpx2.HTTPError):  # broken already
+            await events.close()
 
 
 async def _answered(response: httpx2.Response) -> None:

@@ -4,7 +4,7 @@ exceptions that a loaded model raises: the same class, the server's message."""
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -189,6 +189,10 @@ class Sockets:
             if self._shut:  # it was on its way when the others were shut
                 _shut_down(info["return_value"])
 
+    def are_shut(self) -> bool:
+        """Whether they were shut down."""
+        return self._shut
+
     def shut(self) -> None:
         """Shut all sockets down, which ends the requests on them."""
         with self._lock:
@@ -203,9 +207,11 @@ def _shut_down(stream: Any) -> None:
 
 
 @contextmanager
-def translating(address: Address, body: object = None) -> Iterator[None]:
+def translating(
+    address: Address, body: object = None, closed: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Turns the SDK's and the network's exceptions into ours. `body`: the request's JSON; errors call its
-    pictures by their names here."""
+    pictures by their names here. `closed`: whether the client was closed, which breaks what is under way."""
     try:
         yield
     except RuntimeError as error:
@@ -215,7 +221,7 @@ def translating(address: Address, body: object = None) -> Iterator[None]:
     except UnicodeEncodeError as error:  # text of a program's own, such as an argument that isn't UTF-8
         raise RequestError("text has a lone surrogate, which is no character") from error
     except (OpenAIError, httpx.HTTPError, httpx.StreamError, JSONDecodeError) as error:
-        ours = translated(error, address)
+        ours = EngineError("the client is closed") if closed() else translated(error, address)
         if isinstance(ours, ImageError):
             ours.args = (in_our_names(str(ours), body),)
         raise ours from error

@@ -31,6 +31,10 @@ class Named(str):
         made.name = name
         return made
 
+    def __reduce__(self) -> tuple[type["Named"], tuple[str, str]]:
+        """Copied and pickled with its name."""
+        return Named, (str(self), self.name)
+
 
 def in_our_names(message: str, body: object) -> str:
     """A server's message about a picture that it was sent, with the name that the picture has here. `body`:

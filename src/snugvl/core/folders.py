@@ -66,6 +66,29 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(chosen) if chosen else expanded("~/.cache")) / "snugvl"
 
 
+def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_CONFIG_HOME/snugvl`, `%APPDATA%\\snugvl` on Windows, else `~/.config/snugvl`."""
+    chosen = environ.get("XDG_CONFIG_HOME") or (environ.get("APPDATA") if os.name == "nt" else None)
+    return expanded(chosen or "~/.config") / "snugvl"
+
+
+def moved(error: OSError) -> str:
+    """End of an error about a file in a folder that an environment variable moves: what to do; or "" for
+    any other file."""
+    if not error.filename or not isinstance(error, PermissionError | NotADirectoryError | FileExistsError):
+        return ""
+    path = Path(os.fsdecode(error.filename)).absolute()
+    homes = {
+        "HF_HOME": hub_cache().parent,
+        "XDG_CACHE_HOME": cache_folder(),
+        "XDG_CONFIG_HOME": config_folder(),
+    }
+    for variable, home in homes.items():
+        if path.is_relative_to(home) or path == home.parent:
+            return f"; make {home} a folder that you may read and write, or set {variable} to another one"
+    return ""
+
+
 def json_object(text: str | bytes) -> dict[str, Any] | None:
     """The JSON object in a text that another program, a model or an older version wrote; None where it is
     none, however it is broken."""

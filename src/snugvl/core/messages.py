@@ -4,11 +4,12 @@
 iterator or as an async one. Reading is optional: a stream that is closed, or dropped, aborts its request.
 """
 
+import dataclasses
 import itertools
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol, Self
 
 from PIL.Image import Image
@@ -79,14 +80,16 @@ class Picture:
         pixels: the image's bytes, row by row, where they are at hand: they are sent on without another copy.
         data: the file that it was decoded from, where it is at hand: a client sends it as it is.
         name: how errors call it; "" where only its place among others tells it.
+        field: of the request that it came with, for errors; "" where it came with none.
     """
 
     image: Image
     max_pixels: int | None = None
     file: bytes | None = None
     pixels: memoryview | None = None
-    data: bytes | None = field(default=None, repr=False)
+    data: bytes | None = dataclasses.field(default=None, repr=False)
     name: str = ""
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,12 +99,14 @@ class Video:
     Attributes:
         file: that they were decoded from, where it is at hand: a client sends it as it is.
         name: how errors call it; "" where only its place among others tells it.
+        field: of the request that it came with, for errors; "" where it came with none.
     """
 
     frames: tuple[Image, ...]
     timestamps: tuple[float, ...]
-    file: bytes | None = field(default=None, repr=False)
+    file: bytes | None = dataclasses.field(default=None, repr=False)
     name: str = ""
+    field: str = ""
 
 
 Part = Text | Picture | Video
@@ -109,10 +114,12 @@ Part = Text | Picture | Video
 
 @contextmanager
 def named_in_errors(part: Picture | Video) -> Iterator[None]:
-    """Errors about "the image" or "the video" within the block call it by its name, where it has one."""
+    """Errors about "the image" or "the video" within the block call it by its name, and have its field of the
+    request, where it has them."""
     try:
         yield
     except ImageError as error:
+        error.field = error.field or part.field or None
         if part.name:
             error.args = (_UNNAMED.sub(lambda _: part.name, str(error)),)
         raise
@@ -174,8 +181,8 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    strict: bool = field(default=True, compare=False)
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    strict: bool = dataclasses.field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +237,12 @@ class Request:
     """
 
     messages: tuple[Message, ...] = ()
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     deadline_s: float | None = None
     prompt: str | tuple[int, ...] | None = None
     tools: ToolUse | None = None
     grammar: Grammar | None = None
-    template: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def formed(self) -> bool:
@@ -313,8 +320,12 @@ class Delta:
         return self.text
 
 
+NO_MORE: Final = "the answer has ended, or its stream was closed"  # of `next` on a stream
+
+
 class Stream(Protocol):
-    """The answer as it is generated. Errors of the request are raised by the iteration."""
+    """The answer as it is generated: an iterator, for a thread or for an event loop, that is read once.
+    It raises the errors of the request."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -322,7 +333,11 @@ class Stream(Protocol):
 
     def __iter__(self) -> Iterator[Delta]: ...
 
+    def __next__(self) -> Delta: ...
+
     def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    async def __anext__(self) -> Delta: ...
 
     def close(self) -> None:
         """Abort what is not finished. Safe to call twice."""
@@ -380,7 +395,7 @@ class Capabilities:
     most_characters: int = 0
     most_images: int | None = None
     exact_forms: bool = True
-    training: Training = field(default_factory=Training)
+    training: Training = dataclasses.field(default_factory=Training)
     plan: RunningPlan | None = None
     counts_by_size: bool = True
     ignores: tuple[tuple[str, str], ...] = ()

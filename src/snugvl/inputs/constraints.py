@@ -47,6 +47,40 @@ JSON_OPTIONS: Final[Any] = {**COMPACT, "lenient": False, "coerce_one_of": False}
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 
 
+_AFTERWARDS: Final = "or leave it out and check the number afterwards"
+# What llguidance says of a JSON schema in terms of its code, and what is meant.
+_IN_OUR_WORDS: Final = (
+    (
+        r"Failed to generate regex for \w+ range: .*",
+        "a minimum or maximum in it has more than 18 digits before the decimal point, and answers are "
+        f"checked digit by digit; use a smaller one, {_AFTERWARDS}",
+    ),
+    (
+        r"regex parse error: \({3}0\\\..*",
+        f"a minimum or maximum in it has too many decimal places; use a rounder one, {_AFTERWARDS}",
+    ),
+    (
+        r"regex parse error: \(\?s:\.\{(?:0,)?(\d+)(?:,\d*)?\}\).* error: decimal literal invalid",
+        r"a minLength or maxLength in it is \1, at most 4294967295 is taken; leave it out",
+    ),
+    (r"regex parse error: (.*?)(?: \^+)? error: (.*)", r"its pattern \1 is no regular expression: \2"),
+    (r"Expected f64 for '(\w+)', got (.*)", r"\1 is \2, not a number"),
+    (
+        r"Expected positive integer for '(\w+)', got (.*)",
+        r"\1 is \2, not a whole number from 0 to 18446744073709551615, written in digits alone",
+    ),
+    (r"Expected (\w+) for '(\w+)', got (.*)", r"\2 is \3, not of type \1"),
+    (r"Invalid type: (.*)", r"\1 is no type; use object, array, string, number, integer, boolean or null"),
+    (r"invalid multiple of", "multipleOf is 0; use a number above 0"),
+    (
+        r"Value for 'multipleOf' has too many digits: .*",
+        f"a multipleOf in it has too many decimal places; use a rounder one, {_AFTERWARDS}",
+    ),
+    (r"Unsatisfiable schema: anyOf is empty", "no answer fits it, as an enum or anyOf in it is empty"),
+    (r"Unsatisfiable schema: ", "no answer fits it: "),
+)
+
+
 def grammar_text(grammar: Grammar, field: str) -> str:
     """A grammar in llguidance's own form, its sizes checked, not compiled.
 
@@ -123,8 +157,10 @@ def tools_lark(
 
 def refused(error: str, kind: str, field: str) -> RequestError:
     """llguidance's error about a grammar, for the client that sent it."""
-    what = "the tools" if kind == "tools" else f"the {_NAMES[kind]}"
-    return RequestError(f"{what} can't be used: {one_line(error)}", field=field)
+    what, why = "the tools" if kind == "tools" else f"the {_NAMES[kind]}", one_line(error)
+    for theirs, ours in _IN_OUR_WORDS if kind in ("json_schema", "tools") else ():
+        why = re.sub(theirs, ours, why)
+    return RequestError(f"{what} can't be used: {why}", field=field)
 
 
 def _check_length(kind: str, source: str, field: str) -> None:
@@ -229,10 +265,10 @@ def _check_multiples(part: dict[str, Any], schema: Any, field: str) -> None:
     """Refuse a `multipleOf` with too many remainders, alone or beside those it is joined with."""
     joined = [each for key in _JOINED if isinstance(part.get(key), list) for each in part[key]]
     beside = [referred(each["$ref"], schema, schema) if _refers(each) else each for each in joined]
-    steps = [_steps(each["multipleOf"]) for each in (part, *beside) if _has_multiple(each)]
-    if math.prod(steps) > MAX_MULTIPLE:
+    given = [each["multipleOf"] for each in (part, *beside) if _has_multiple(each)]
+    if math.prod(map(_steps, given)) > MAX_MULTIPLE:
         raise RequestError(
-            f"the JSON schema has multipleOf {' and '.join(f'{step:,}' for step in steps)} in one place; "
+            f"the JSON schema has multipleOf {' and '.join(f'{each:,}' for each in given)} in one place; "
             f"their product may be at most {MAX_MULTIPLE:,} (decimal points left out), as answers are "
             "checked digit by digit; use a smaller one, or check the number afterwards",
             field=field,

@@ -272,12 +272,25 @@ def _open_header(data: bytes, name: str, quote: bool) -> Image.Image:
     try:
         with _quiet():
             return Image.open(BytesIO(looks_like.hide(data, b"moov")), formats=FORMATS)
-    except Image.DecompressionBombError:
-        raise ImageTooLarge(f"{name} is far larger than 100 million pixels; scale it down first") from None
-    except Exception:  # an unknown format, or a header that its plugin stumbles over
+    except Exception as error:  # an unknown format, or a header that its plugin stumbles over
+        # Pillow before 13 makes WebP's decoder, which refuses large ones, before it looks at the size.
+        if isinstance(error, Image.DecompressionBombError) or _webp_pixels(data) > _BOMB:
+            raise ImageTooLarge(
+                f"{name} is far larger than 100 million pixels; scale it down first"
+            ) from None
         raise ImageError(
             f"{name} is not a picture that can be read: it looks like {describe(data, quote=quote)}"
         ) from None
+
+
+_BOMB: Final = 178_956_970  # pixels that Pillow refuses to open in any format
+
+
+def _webp_pixels(data: bytes) -> int:
+    """Pixels of the canvas that an extended WebP file claims; 0 for any other file."""
+    if data[:4] != b"RIFF" or data[8:16] != b"WEBPVP8X":
+        return 0
+    return (int.from_bytes(data[24:27], "little") + 1) * (int.from_bytes(data[27:30], "little") + 1)
 
 
 _ONE_OF_SEVERAL: Final = "only its {} was looked at. For another, save it as a file of its own"

@@ -37,6 +37,14 @@ def open_to_all(path: str) -> bool:
     return path in ("/", "/favicon.ico", "/health") or path.startswith(("/health/", "/page/"))
 
 
+def foreign(origin: str) -> str:
+    """Error for a page of another address."""
+    return (
+        f"a page of {origin[:100]!r} may not use this server; start it with --allow-origin and that address "
+        "to let the page in"
+    )
+
+
 class Auth:
     """ASGI middleware: refuses before the body is read."""
 
@@ -112,11 +120,7 @@ class Auth:
         except ValueError:
             sender = ""
         if not sender or sender.lower() != headers.get("host", "").lower():
-            raise HTTPException(
-                403,
-                f"a page of {origin[:100]!r} may not use this server; start it with --allow-origin and that "
-                "address to let the page in",
-            )
+            raise HTTPException(403, foreign(origin))
 
 
 def _check_once(headers: Headers) -> None:

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snugvl.errors import SnugvlError
 from snugvl.server import anthropic, errors, page, system, vision
-from snugvl.server.access import KEY_HEADERS, Auth, RateLimits, open_to_all
+from snugvl.server.access import KEY_HEADERS, Auth, RateLimits, foreign, open_to_all
 from snugvl.server.context import Context
 from snugvl.server.errors import Family, code_of, error_response, family_of, status_of
 from snugvl.server.metrics import RequestRecord, begin_record
@@ -75,12 +76,40 @@ def create_app(context: Context, *, started: bool = False) -> FastAPI:
     if origins := context.settings.allow_origins:
         # The first of all: a preflight has no API key, and a page must be able to read a refusal.
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=METHODS, allow_headers=["*"],
+            _Preflights, allow_origins=origins, allow_methods=METHODS, allow_headers=["*"],
             expose_headers=READABLE,
         )  # fmt: skip
     app.openapi = cache(partial(document, app))  # type: ignore[method-assign]  # FastAPI's way to extend it
     app.add_route("/openapi.json", _DocumentRoute(app).answer, include_in_schema=False)
     return app
+
+
+class _Preflights(CORSMiddleware):
+    """Starlette's, with its refusals in the form of the protocol."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a preflight, pass others on."""
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        wanted = headers.get("access-control-request-method")
+        if wanted is None or "origin" not in headers or scope["method"] != "OPTIONS":
+            await super().__call__(scope, receive, send)
+            return
+        response = self.preflight_response(headers)
+        if response.status_code >= 400:
+            why = foreign(headers["origin"])
+            if self.is_allowed_origin(headers["origin"]):
+                why = (
+                    f"a page's request by {wanted[:20]!r} is not answered; use {', '.join(METHODS)}"
+                    if wanted not in METHODS
+                    else "a page from the internet may not reach this private address; open one from here"
+                )
+            response = error_response(HTTPException(response.status_code, why, self._said(response)), scope)
+        await response(scope, receive, send)
+
+    def _said(self, response: Response) -> dict[str, str]:
+        """The headers of CORS in an answer."""
+        kept = ("access-control-", "vary")
+        return {name: value for name, value in response.headers.items() if name.startswith(kept)}
 
 
 class _HeadAsGet:

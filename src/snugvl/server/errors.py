@@ -144,9 +144,17 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestValidationError):
         error = invalid_request(error)
     elif isinstance(error, HTTPException) and error.status_code in (404, 405) and error.detail in DEFAULT:
-        error = HTTPException(error.status_code, _no_such_route(request, error), error.headers)
+        error = HTTPException(
+            error.status_code, _no_such_route(request, error), _allowing_head(error.headers)
+        )
     record_of(request.scope).error = error
     return error_response(error, request.scope)
+
+
+def _allowing_head(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Headers of a 405; HEAD is answered wherever GET is."""
+    allowed = (headers or {}).get("Allow", "").split(", ")
+    return {**(headers or {}), "Allow": ", ".join([*allowed, "HEAD"])} if allowed == ["GET"] else headers
 
 
 DEFAULT = ("Not Found", "Method Not Allowed")
@@ -187,7 +195,7 @@ def _no_such_route(request: Request, error: HTTPException) -> str:
     where = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        return f"{where} is not possible; use {_either(allowed.split(', '))}"
+        return f"{where} is not possible; use {_either([*filter('HEAD'.__ne__, allowed.split(', '))])}"
     for pattern, instead in NOT_HERE:
         if re.fullmatch(pattern, request.url.path):
             return f"there is no {where}: {instead}"

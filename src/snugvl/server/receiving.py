@@ -24,6 +24,7 @@ from snugvl.server.settings import ServerSettings
 BODIES = 2  # bodies of the largest size whose bytes may be there at once
 SMALL_BYTES = 1 << 20
 PACKED = ("gzip", "x-gzip", "deflate")  # codings of a body; x-gzip is an older name of gzip
+MEMBERS = 1_000  # of a body in gzip, as programs write that compress it in pieces; each may unpack to nothing
 _EITHER = 32 + zlib.MAX_WBITS  # zlib finds out which of them it is: deflate has a head of zlib's, in HTTP
 LEAST_BYTES_PER_S = 16 * 1024  # what a client must send on average, after the first `read_timeout_s`
 
@@ -156,30 +157,37 @@ class RequestBody:
         """A body with one of the codings of `PACKED`, unpacked. It counts as if it had come so.
 
         Raises:
-            HTTPException: it isn't packed so, or breaks off.
+            HTTPException: it isn't packed so, breaks off, or has more than `MEMBERS` parts.
             BodyTooLarge, QueueFull: as for bodies that come as they are.
         """
-        pieces, unpacker = list[bytes](), zlib.decompressobj(_EITHER)
-        broken = HTTPException(
-            400, f"the body's Content-Encoding says {self._coding}, but it isn't, or breaks off"
-        )
-        while not unpacker.eof:
-            try:
-                piece = await asyncio.to_thread(unpacker.decompress, packed, SMALL_BYTES)
-            except zlib.error:
-                raise broken from None
-            packed = unpacker.unconsumed_tail
-            if not piece and not packed and not unpacker.eof:
-                raise broken
-            pieces.append(piece)
-            self._count += len(piece)
-            self._budget.add(len(piece), self._count)
-            self._held += len(piece)
-            if self._count > self._settings.max_body_bytes:
-                raise self._too_large(self._count)
-        if unpacker.unused_data:
-            raise broken
+        pieces, view, at, members = list[bytes](), memoryview(packed), 0, 0
+        while at < len(view) or not members:
+            unpacker, members = zlib.decompressobj(_EITHER), members + 1
+            if members > (MEMBERS if self._coding != "deflate" else 1):
+                raise self._broken(f"more than {members - 1:,} of it stand one after the other; send one")
+            while not unpacker.eof:
+                more = unpacker.unconsumed_tail
+                if not more:
+                    more = bytes(view[at : at + SMALL_BYTES])
+                    at += len(more)
+                try:
+                    piece = await asyncio.to_thread(unpacker.decompress, more, SMALL_BYTES)
+                except zlib.error as error:
+                    alien = members == 1 and "header" in str(error)
+                    raise self._broken("it isn't; leave that out" if alien else "it is damaged") from None
+                if not piece and not unpacker.unconsumed_tail and not unpacker.eof and at == len(view):
+                    raise self._broken(f"it breaks off after {len(view):,} bytes; send all of it")
+                pieces.append(piece)
+                self._count += len(piece)
+                self._budget.add(len(piece), self._count)
+                self._held += len(piece)
+                if self._count > self._settings.max_body_bytes:
+                    raise self._too_large(self._count)
+            at -= len(unpacker.unused_data)
         return b"".join(pieces)
+
+    def _broken(self, why: str) -> HTTPException:
+        return HTTPException(400, f"the body's Content-Encoding says {self._coding}, but {why}")
 
     async def receive(self) -> Message:
         """The next piece; after the last one it waits until the client leaves."""

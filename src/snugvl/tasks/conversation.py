@@ -5,7 +5,7 @@ answer is there: after an error the conversation is as it was before.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
@@ -24,6 +24,8 @@ class Deltas(Protocol):
 
     def __iter__(self) -> Iterator[Delta]: ...
 
+    def __next__(self) -> Delta: ...
+
     def close(self) -> None: ...
 
     def __enter__(self) -> Self: ...
@@ -36,7 +38,7 @@ class Deltas(Protocol):
 class AsyncDeltas(Protocol):
     """A stream of an answer's pieces, in an event loop; closing it stops the work."""
 
-    def __aiter__(self) -> AsyncIterator[Delta]: ...
+    def __anext__(self) -> Awaitable[Delta]: ...
 
     async def close(self) -> None: ...
 
@@ -161,15 +163,20 @@ class ConversationStream(_Heard):
         super().__init__(remember)
         self._deltas = deltas
 
-    def __iter__(self) -> Iterator[Delta]:
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
         try:
-            for delta in self._deltas:
-                self._pieces.append(delta.text)
-                yield delta
+            delta = next(self._deltas)
+        except StopIteration:
+            self.close()
+            raise
         except Exception:
             self._open = False
             raise
-        self.close()
+        self._pieces.append(delta.text)
+        return delta
 
     def close(self) -> None:
         """Stop. Safe to call twice."""
@@ -239,15 +246,20 @@ class AsyncConversationStream(_Heard):
         super().__init__(remember)
         self._deltas = deltas
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
         try:
-            async for delta in self._deltas:
-                self._pieces.append(delta.text)
-                yield delta
+            delta = await anext(self._deltas)
+        except StopAsyncIteration:
+            await self.close()
+            raise
         except Exception:
             self._open = False
             raise
-        await self.close()
+        self._pieces.append(delta.text)
+        return delta
 
     async def close(self) -> None:
         """Stop. Safe to call twice."""

@@ -251,7 +251,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Image.Image):  # raw pixels, without what the file said besides
             return self._image(value.mode, value.size, value.tobytes())
         if isinstance(value, Picture):  # never its file
-            facts = value.max_pixels, value.file, value.name
+            facts = value.max_pixels, value.file, value.name, value.field
             if value.pixels is None or not self._pixels:
                 return _picture, (value.image, *facts)
             make, arguments = self._image("RGB", value.image.size, value.pixels)
@@ -292,8 +292,10 @@ def _followed(mode: str, size: tuple[int, int], count: int) -> Image.Image:
     return Image.frombytes(mode, size, pixels)
 
 
-def _picture(image: Image.Image, max_pixels: int | None, file: bytes | None, name: str) -> Picture:
-    return Picture(image, max_pixels, file, name=name)
+def _picture(
+    image: Image.Image, max_pixels: int | None, file: bytes | None, name: str, field: str
+) -> Picture:
+    return Picture(image, max_pixels, file, name=name, field=field)
 
 
 def _followed_picture(make: Callable[..., Image.Image], arguments: tuple[Any, ...], *facts: Any) -> Picture:

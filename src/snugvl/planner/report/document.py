@@ -4,12 +4,12 @@
 model, the wishes and every setting of the choice from it; the footprint is computed again.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from snugvl.core.folders import json_object
 from snugvl.core.options import LoadOptions
 from snugvl.errors import InputError, RequestError
 from snugvl.hardware.machine import Machine, read_value
@@ -130,7 +130,7 @@ def read(path: Path) -> SavedPlan:
         InputError: there is no such file, or it holds no plan with a choice; names what is wrong.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json_object(path.read_bytes()) or {}
         choice = values["choice"]
         model, given = choice["model"], choice["settings"]
         asked = LoadOptions(**values["load"]).said()

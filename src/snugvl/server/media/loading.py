@@ -342,6 +342,7 @@ class MediaLoader:
             tuple(picture.image for picture in pictures),
             tuple(index / rate for index in range(len(pictures))),
             name=_called("video", ref.field),
+            field=ref.field,
         )
 
     async def _picture(self, file: _File, share: PixelShare, *, sizes: bool) -> Picture:
@@ -361,9 +362,10 @@ class MediaLoader:
                 )
         self._let_go(file)
         if sizes:
-            return Picture(cast("Image.Image", Size(*picture.image.size)), file=digest, name=file.name)
+            size = cast("Image.Image", Size(*picture.image.size))
+            return Picture(size, file=digest, name=file.name, field=file.field)
         share.keep([picture.image])
-        return replace(picture, file=digest, name=file.name)
+        return replace(picture, file=digest, name=file.name, field=file.field)
 
     async def _video(self, file: _File, fps: float | None, batch: _Batch) -> Video:
         most = PIXEL_BYTES * file.pixels
@@ -373,7 +375,7 @@ class MediaLoader:
             frames, times = await self._videos.video(file.data, self._settings.video, fps, file.name)
             share.keep(frames)
         self._let_go(file)
-        return Video(tuple(frames), tuple(times), name=file.name)
+        return Video(tuple(frames), tuple(times), name=file.name, field=file.field)
 
     def _check_encoded(self, batch: _Batch) -> None:
         """Refuse a file for which there is no memory beside those of its request, or of all requests."""
