@@ -5,8 +5,8 @@
 - Of each sum of integers it computes whether it overflows, by a dozen operations of its own; the assertion
   that this is for does nothing unless the option `debug` is set, which it isn't.
 - The shape of every value is checked, converted and printed anew, and so is the table of numpy's types.
-- It looks for a common type and a common shape of any two values, though most are alike, and makes a tensor
-  of the same number again and again.
+- It looks for a common type and a common shape of any two values, though most are alike or seen before, and
+  makes a tensor of the same number again and again.
 
 It computes the same, and checks the same.
 """
@@ -96,8 +96,8 @@ def quicken() -> None:
         interpreted = isinstance(self.builder, interpreter.InterpreterBuilder)  # else it is compiled
         if interpreted and type(lhs) is tl.tensor and lhs.dtype.name in COMMON:
             if type(rhs) is tl.tensor:
-                if lhs.dtype is rhs.dtype and lhs.shape is rhs.shape:
-                    return lhs, rhs
+                if lhs.dtype is rhs.dtype:
+                    return (lhs, rhs) if lhs.shape is rhs.shape else made_compatible(self, lhs, rhs)
             elif type(rhs) in (int, float):
                 key = lhs.dtype.name, id(lhs.shape), type(rhs), rhs, arithmetic_check
                 if key not in numbers:
@@ -115,9 +115,39 @@ def quicken() -> None:
         )
         return made
 
+    compatible = TritonSemantic.broadcast_impl_value
+    # By two shapes: these, so that no others take their places in memory, and what both are widened to; None
+    # where one has fewer axes.
+    widest: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+
+    def widened(self: Any, value: Any, shape: Any) -> Any:
+        if value.type.shape is shape:
+            return value
+        handle = self.builder.create_broadcast(value.handle, shape.values)
+        return self.tensor(handle, tl.block_type(value.type.scalar, shape))
+
+    def made_compatible(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        if isinstance(self.builder, interpreter.InterpreterBuilder) and lhs.type.is_block():
+            shape = lhs.type.shape
+            if not rhs.type.is_block():  # a number beside a tensor
+                kind = tl.block_type(rhs.type.scalar, shape)
+                return lhs, self.tensor(self.builder.create_splat(kind, rhs.handle), kind)
+            key = id(shape), id(rhs.type.shape)
+            if key in widest:
+                if (wide := widest[key][2]) is not None:
+                    return widened(self, lhs, wide), widened(self, rhs, wide)
+            else:
+                other = rhs.type.shape
+                left, right = compatible(self, lhs, rhs)
+                widest[key] = shape, other, left.type.shape if len(shape) == len(other) else None
+                return left, right
+        made: tuple[Any, Any] = compatible(self, lhs, rhs)
+        return made
+
     # Of two of these nothing else comes, whatever is computed.
     COMMON = {each.name for each in (tl.int1, tl.int32, tl.int64, tl.float32)}
     TritonSemantic.binary_op_type_checking_impl = alike
+    TritonSemantic.broadcast_impl_value = made_compatible
     tl.core.block_type.__init__ = block_of
     tl.tensor.__init__ = tensor_of
     interpreter._get_np_dtype = numpys
