@@ -1,6 +1,6 @@
 """How a program that stands in for one of the engine's processes reads what it is told."""
 
-# The start of such a program: `load(file)` gives what was pickled there, without the classes of it, as torch takes
+# The start of such a program: `load(file)` gives what was pickled there, without its classes, as torch takes
 # seconds to import. Of a job only its last field is known, `withdrawn`.
 READS = """
 import io, os, pickle, sys, time

@@ -58,7 +58,8 @@ def say(*lines: object) -> str:
 
 
 def checked(code: str, job: CompileJob) -> KernelCheck:
-    return run(job, "a job", HERE, 7, "cpu", (sys.executable, "-S", "-c", READS + "job, limit = load(sys.stdin.buffer)\n" + code))
+    program = READS + "job, limit = load(sys.stdin.buffer)\n" + code
+    return run(job, "a job", HERE, 7, "cpu", (sys.executable, "-S", "-c", program))
 
 
 def as_line(verdict: KernelVerdict) -> dict[str, Any]:
