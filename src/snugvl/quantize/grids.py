@@ -173,7 +173,7 @@ class Grid(NamedTuple):
         groups = LAYOUTS[self.block].block // self.group
         most = sizes.abs().view(len(sizes), -1, groups).amax(-1)
         unit = (most / LEVELS[self.block]).half().float().clamp(min=LEAST)
-        return unit[..., None].expand(*unit.shape, groups).reshape(sizes.shape)
+        return unit.repeat_interleave(groups, -1)
 
 
 def _above_0(scale: torch.Tensor) -> torch.Tensor:
