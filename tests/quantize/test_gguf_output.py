@@ -202,12 +202,10 @@ def test_our_engine_reads_what_was_rounded(
 
 @pytest.mark.parametrize("name", [*MODELS, "qwen3vl", "qwen35"])
 @pytest.mark.sample("llama", "qwen2", "qwen3vl", "qwen35")  # qwen3vl has the decoder of qwen3
-def test_in_eight_bits_it_computes_what_the_checkpoint_does(
-    quantize: Run, files: Path, tmp_path: Path, name: str
-) -> None:
+def test_in_eight_bits_it_computes_what_the_checkpoint_does(quantize: Run, tmp_path: Path, name: str) -> None:
     """Norms, orders of heads, the tower and all else beside the matrices are where they belong."""
     wide, out = source(tmp_path / "made", name), tmp_path / "out"
-    ran = quantize(out, "--with", files / "a.txt", "--bits", "8.5", "--format", "gguf", model=wide)
+    ran = quantize(out, "--bits", "8.5", "--format", "gguf", model=wide)
     assert ran.code == 0, ran.err
     ours, exact = loaded(read(out)), loaded(wide)
     ids = [3 + (37 * i + i * i) % 250 for i in range(24)]
@@ -220,9 +218,7 @@ def test_in_eight_bits_it_computes_what_the_checkpoint_does(
         assert (found - wanted).norm() < 0.15 * wanted.norm(), "random weights make much of little"
 
 
-def test_an_fp8_checkpoint_becomes_one_and_no_table_is_stored_twice(
-    quantize: Run, files: Path, tmp_path: Path
-) -> None:
+def test_an_fp8_checkpoint_becomes_one_and_no_table_is_stored_twice(quantize: Run, tmp_path: Path) -> None:
     """A tied head that its files store all the same stays away."""
     wide = source(tmp_path / "made", "qwen3vl")
     state = load_file(wide / "model.safetensors")
@@ -233,7 +229,7 @@ def test_an_fp8_checkpoint_becomes_one_and_no_table_is_stored_twice(
     config = json.loads((wide / "config.json").read_text()) | {"quantization_config": dict(checkpoints.FP8)}
     (wide / "config.json").write_text(json.dumps(config))
     out = tmp_path / "out"
-    ran = quantize(out, "--with", files / "a.txt", "--bits", "8.5", "--format", "gguf", model=wide)
+    ran = quantize(out, "--bits", "8.5", "--format", "gguf", model=wide)
     assert ran.code == 0, ran.err
     assert not any(each.name == "output.weight" for each in gguf.GGUFReader(out / "out.gguf").tensors)
     ids = Prompt([3 + (37 * i + i * i) % 250 for i in range(24)])
@@ -280,7 +276,7 @@ def test_llama_cpp_answers_the_same(quantize: Run, files: Path, tmp_path: Path, 
 
 
 def test_nothing_is_left_where_the_disk_is_full(
-    quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantize: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "place"
     place.mkdir()
@@ -290,8 +286,7 @@ def test_nothing_is_left_where_the_disk_is_full(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(gguf_output.GgufWriter, "finish", full)
-    made = source(tmp_path / "made", "qwen3")
-    ran = quantize(place / "out", "--with", files / "a.txt", "--format", "gguf", model=made)
+    ran = quantize(place / "out", "--format", "gguf", model=source(tmp_path / "made", "qwen3"))
     assert ran.code == 3
     assert "can't be written: No space left" in ran.err
     assert not any(place.iterdir())
