@@ -4,6 +4,7 @@
 import atexit
 import contextlib
 import gc
+import logging
 import os
 import ssl
 import sys
@@ -128,6 +129,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What was imported and collected stays: a test that looks for garbage looks for its own."""
+    # Six times a test pytest adds its handlers to every logger that tells none above it, and torch has fifty.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
     if session.config.args == ["tests"]:
         wrong = {name: sorted(left) for name, left in _left.items() if left}
         assert not wrong, f"no such cases: {wrong}"

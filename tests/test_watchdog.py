@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.docs.test_readme import ROOT
 
-IDLE_S = 1.0
+IDLE_S = 0.5
 BUSY = f"end = time.process_time() + {2 * IDLE_S}\nwhile time.process_time() < end: pass"
 HANG = {
     "thread": "threading.Event().wait(3000)",

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -28,26 +29,36 @@ TICKS = LOOKS // 5
 _SHARE = 0.03  # of a processor: ticking takes less
 
 
-class Watchdog:
-    """Looks at this process and its descendants while a test runs."""
+class Watchdog(threading.Thread):
+    """Looks at this process and its descendants while a test runs; it starts once, as tests are many."""
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
+        super().__init__(daemon=True, name="watchdog")
         self._every_s = idle_s / LOOKS
         self._seen = deque[bool](maxlen=LOOKS)
         self._spent: dict[int, float] = {}
-        self._stop = threading.Event()
+        self._test = threading.Lock()  # held while one begins or ends, so that none is ended for another
+        self._running = False
 
     def run(self) -> None:
-        """Look until `stop`; send this process SIGUSR2 whenever nothing has moved for long enough."""
+        """Look for ever; send this process SIGUSR2 whenever nothing has moved in a test for long enough."""
         me = threading.get_native_id()
-        while not self._stop.wait(self._every_s):
-            self._seen.append(self._moves(me))
-            if len(self._seen) == LOOKS and sum(self._seen) <= TICKS:
-                self._seen.clear()
-                os.kill(os.getpid(), signal.SIGUSR2)
+        while True:
+            time.sleep(self._every_s)
+            if not self._running:
+                continue
+            moves = self._moves(me)
+            with self._test:
+                self._seen.append(moves)
+                if self._running and len(self._seen) == LOOKS and sum(self._seen) <= TICKS:
+                    self._seen.clear()
+                    os.kill(os.getpid(), signal.SIGUSR2)
 
-    def stop(self) -> None:
-        self._stop.set()
+    def watch(self, running: bool) -> None:
+        """A test begins, or ends."""
+        with self._test:
+            self._seen.clear()
+            self._running = running
 
     def _moves(self, me: int) -> bool:
         """Whether a process began or ended, has computed, or would like to."""
@@ -81,16 +92,20 @@ def _bite(number: int, frame: FrameType | None) -> None:
     pytest.fail(f"nothing has moved for {IDLE_S:g} s: it waits for what will never come")
 
 
+@cache
+def _dog() -> Watchdog:
+    dog = Watchdog()
+    dog.start()
+    return dog
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[None]:
-    """Beside every test and its fixtures: a thread that sleeps; most tests end before it looks."""
+    """Watch every test and its fixtures; most end before anybody looks."""
     before = signal.signal(signal.SIGUSR2, _bite)
-    dog = Watchdog()
-    thread = threading.Thread(target=dog.run, daemon=True, name="watchdog")
-    thread.start()
+    _dog().watch(True)
     try:
         return (yield)
     finally:
-        dog.stop()
-        thread.join()
+        _dog().watch(False)
         signal.signal(signal.SIGUSR2, before)

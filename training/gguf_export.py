@@ -36,11 +36,19 @@ Fill = Callable[[str, tuple[int, ...], Kind], Iterator[np.ndarray[Any, Any]]]
 
 
 def export(
-    source: str, out: Path, kind: str = "F16", *, tokenizer: Path | None = None, fill: Fill | None = None
+    source: str,
+    out: Path,
+    kind: str = "F16",
+    *,
+    tokenizer: Path | None = None,
+    fill: Fill | None = None,
+    words: int | None = None,
 ) -> Path | None:
     """Write `out`, and for a model that sees mmproj-…; returns the latter.
 
     Of a model of the catalogue: `tokenizer` is a folder with the vocabulary, `fill` what its tensors hold.
+    Without such a folder tokens have names that stand for them, or only the first `words`: to write all takes
+    longer than the rest, and a plan reads none.
     """
     values, tensors, folder = _read(source)
     config = parse_config(values, source)
@@ -49,7 +57,7 @@ def export(
     writer = naming.metadata()
     writer.add_file_type(FILE_TYPES[kind])
     cut = "qwen2" if tokenizer else "llama-bpe"
-    _tokenizer(writer, folder or tokenizer, config.text.vocab_size, cut)
+    _tokenizer(writer, folder or tokenizer, words or config.text.vocab_size, cut)
     mine = [
         each for each in tensors if not _visual(each) and (predicts or not each.name.startswith(PREDICTOR))
     ]

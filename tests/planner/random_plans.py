@@ -131,7 +131,7 @@ def ggufs(folder: Path, names: Sequence[str] = GGUFS) -> tuple[str, ...]:
     paths = [folder / f"{name.rpartition('/')[2]}-Q4_K_M.gguf" for name in names]
     for name, path in zip(names, paths, strict=True):
         if not path.exists():
-            export(name, path, "Q4_K_M")
+            export(name, path, "Q4_K_M", words=1)
     return tuple(map(str, paths))
 
 

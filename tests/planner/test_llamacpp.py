@@ -66,7 +66,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     def get(name: str, kind: str = "Q4_K_M") -> Inventory:
         if (name, kind) not in made:
             path = folder / f"{name.rpartition('/')[2]}-{kind}.gguf"
-            export(name, path, kind)
+            export(name, path, kind, words=1)
             made[name, kind] = inventory(facts_of(str(path)))
         return made[name, kind]
 

@@ -31,10 +31,10 @@ from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
+from tests.backends.native.orders import READS
 from tests.engine.toy import engine
 from tests.patience import PATIENCE_S, until
 
-READS = "import sys; order = sys.stdin.buffer.read(); "
 SAYS = 'print(\'a remark\'); print(\'{"kernels": 3, "failed": ["gemm: too large"]}\')'
 
 
@@ -61,7 +61,8 @@ def wanted() -> CompileJob:
 
 
 def attempt(code: str) -> KernelsAhead:
-    return KernelsAhead(KernelProcesses((sys.executable, "-c", READS + code)))
+    program = READS + "order = sys.stdin.buffer.read()\n" + code
+    return KernelsAhead(KernelProcesses((sys.executable, "-S", "-c", program)))
 
 
 def test_what_is_compiled_once_is_not_asked_for_again(
@@ -87,7 +88,7 @@ def test_a_first_start_waits_for_what_a_first_question_needs(
     with_cores(4, monkeypatch)
     early, late = tmp_path / "early", tmp_path / "late"
     code = (
-        f"import os, pickle, time; number = pickle.loads(order)[1]; first = {FIRST!r}\n"
+        f"number = load(io.BytesIO(order))[1]; first = {FIRST!r}\n"
         f"while number and not os.path.exists({str(late)!r}): time.sleep(0.01)\n"
         f"print(first, flush=True); open({str(early)!r}, 'w'); time.sleep(1000)"
     )
@@ -121,7 +122,7 @@ def test_another_model_or_gpu_is_compiled_anew(wanted: CompileJob) -> None:
     ("code", "why"),
     [
         ("raise SystemExit('no triton')", "no triton"),
-        ("import os; os._exit(7)", "its process ended with 7"),
+        ("os._exit(7)", "its process ended with 7"),
     ],
 )
 def test_a_failure_is_said_and_tried_again_at_the_next_start(
@@ -146,7 +147,7 @@ def test_stopping_ends_the_process_and_says_nothing(
     wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "snugvl")
-    kernels = attempt("import time; time.sleep(1000)")
+    kernels = attempt("time.sleep(1000)")
     thread = threading.Thread(target=kernels.compile, args=(wanted, tmp_path, "3.6.0"))
     thread.start()
     until(lambda: kernels._processes._started)
@@ -165,7 +166,7 @@ def test_several_processes_have_a_share_each(
     monkeypatch.setattr(host, "memory", lambda: host.HostMemory(64 << 30, 32 << 30))
     with_cores(4, monkeypatch)
     told = f"open({str(tmp_path / 'told')!r}, 'a').write(f'{{number}} of {{count}}\\n'); "
-    kernels = attempt("import pickle; job, number, count = pickle.loads(order); " + told + SAYS)
+    kernels = attempt("job, number, count = load(io.BytesIO(order)); " + told + SAYS)
     kernels.compile(wanted, tmp_path / "folder", "3.6.0")
     assert sorted((tmp_path / "told").read_text().splitlines()) == ["0 of 2", "1 of 2"]
     assert any(message.startswith("6 kernels are compiled, in ") for message in caplog.messages)

@@ -28,6 +28,7 @@ from snugvl.engine.precompile import CompileJob
 from snugvl.errors import EngineError
 from snugvl.layers import replaced
 from snugvl.models.loader import Storage
+from tests.backends.native.orders import READS
 from tests.engine.check_jobs import tiny_job
 from tests.engine.toy import engine
 from tests.patience import PATIENCE_S
@@ -56,25 +57,9 @@ def say(*lines: object) -> str:
     return "".join(f"print({text!r}, flush=True)\n" for text in texts)
 
 
-READS = """
-import sys, os, pickle, time
-
-class Part:
-    def __new__(cls, *_):
-        return super().__new__(cls)
-    def __setstate__(self, state):
-        self.withdrawn = state[-1]
-
-class WithoutTorch(pickle.Unpickler):  # to import it takes seconds
-    def find_class(self, module, name):
-        return Part
-
-job, limit = WithoutTorch(sys.stdin.buffer).load()
-"""
-
-
 def checked(code: str, job: CompileJob) -> KernelCheck:
-    return run(job, "a job", HERE, 7, "cpu", (sys.executable, "-S", "-c", READS + code))
+    program = READS + "job, limit = load(sys.stdin.buffer)\n" + code
+    return run(job, "a job", HERE, 7, "cpu", (sys.executable, "-S", "-c", program))
 
 
 def as_line(verdict: KernelVerdict) -> dict[str, Any]:
