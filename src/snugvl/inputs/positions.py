@@ -41,7 +41,7 @@ _SURROGATES: Final = frozenset(
 
 @dataclass(frozen=True)
 class Comparisons:
-    """What unfinished values of a schema are compared with.
+    """The texts and numbers that unfinished values of a schema are compared with.
 
     Attributes:
         literals: its strings, as JSON has them between the quotation marks, in order.
@@ -66,9 +66,9 @@ class Comparisons:
 
 
 def comparisons(schema: Any) -> Comparisons | None:
-    """What a schema's unfinished values are compared with; None where finished ones may matter, too.
+    """The texts and numbers that a schema's unfinished values are compared with.
 
-    They do where two alternatives take objects, or two take arrays, and for keywords that speak of several
+    None where finished values matter, too: two alternatives take objects, or two take arrays, and for keywords that speak of several
     values at once.
     """
     parts: list[Mapping[str, Any]] = []
@@ -304,7 +304,7 @@ def _bytes_of(first: int) -> int:
 
 
 def _to_come(begun: bytes) -> bytes:
-    """What may end a character that has begun: equal for two of them only if the same bytes may."""
+    """A key for an unfinished character in UTF-8: equal for two of them only if the same bytes may follow."""
     if not begun or (len(begun) == 1 and begun[0] in _NARROW):
         return begun
     return b"%d" % (_bytes_of(begun[0]) - len(begun))
