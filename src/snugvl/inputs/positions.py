@@ -68,8 +68,8 @@ class Comparisons:
 def comparisons(schema: Any) -> Comparisons | None:
     """The texts and numbers that a schema's unfinished values are compared with.
 
-    None where finished values matter, too: two alternatives take objects, or two take arrays, and for keywords that speak of several
-    values at once.
+    None where finished values matter, too: where two alternatives take objects or two take arrays, and with
+    keywords that speak of several values at once.
     """
     parts: list[Mapping[str, Any]] = []
     left, seen = [schema], set[int]()
