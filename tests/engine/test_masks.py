@@ -270,7 +270,11 @@ class OwnState(QuickState):
         bits[self.seen // 32] = 1 << self.seen % 32 if self.seen % 2 else 3 << self.seen % 31
 
 
-def test_masks_that_were_made_together_go_to_the_device_as_they_stand() -> None:
+def test_masks_that_were_made_together_go_to_the_device_as_they_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for limit in ("FORCING_S", "QUICK_S"):  # however long this process waits for a processor
+        monkeypatch.setattr(f"snugvl.engine.sampling.masks.{limit}", PATIENCE_S)
     threads = MaskThreads(1, 48)
     masks = [Mask(Own().start(), threads, MaskPace(0.0), {1}) for _ in range(3)]
 
