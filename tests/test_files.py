@@ -209,6 +209,17 @@ def test_a_picture_is_seen_upright(name: str, door: Door, house: House, written:
 
 @every_door
 @pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.sample(
+    "moves.webp-python",
+    "moves.gif-vision",
+    "moves.png-client",
+    "burst.heic-openai",
+    "moves.avif-command on a server",
+    "moves.webp-anthropic",
+    "moves.webp-responses",
+    "moves.webp-ollama",
+    "moves.png-command",
+)
 def test_of_several_one_is_seen_and_it_is_said(name: str, door: Door, house: House, written: Written) -> None:
     outcome = door(written(name, SEVERAL[name]), house)
     assert isinstance(outcome.seen, Picture), outcome
@@ -226,6 +237,17 @@ def test_of_several_one_is_seen_and_it_is_said(name: str, door: Door, house: Hou
 
 @every_door
 @pytest.mark.parametrize("name", FILMS)
+@pytest.mark.sample(
+    "phone.mov-responses",
+    "msf1.heics-python",
+    "hevc.heics-anthropic",
+    "phone.mp4-ollama",
+    "hevc.heics-openai",
+    "phone.mov-vision",
+    "msf1.heics-client",
+    "phone.mp4-command",
+    "phone.mov-command on a server",
+)
 def test_a_film_is_a_video_or_refused(name: str, door: Door, house: House, written: Written) -> None:
     outcome = door(written(name, FILMS[name]), house)
     if door in [DOORS[taker] for taker in TAKE_FILMS]:
@@ -243,6 +265,18 @@ def test_a_film_is_a_video_or_refused(name: str, door: Door, house: House, writt
 
 @every_door
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.sample(
+    "scan.pdf-python",
+    "pages.tif-openai",
+    "scan.pdf-openai",
+    "pages.tif-responses",
+    "pages.tif-anthropic",
+    "pages.tif-client",
+    "pages.tif-ollama",
+    "pages.tif-vision",
+    "pages.tif-command",
+    "pages.tif-command on a server",
+)
 def test_what_is_refused_is_refused_alike(name: str, door: Door, house: House, written: Written) -> None:
     make, message = REFUSED[name]
     path = written(name, make)

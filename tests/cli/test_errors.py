@@ -61,6 +61,16 @@ CORPUS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", CORPUS)
 @pytest.mark.parametrize("command", ["caption", "ask", "scene", "detect"])
+@pytest.mark.sample(
+    "caption-text.png",
+    "detect-random.bin",
+    "ask-missing.png",
+    "scene-empty.jpg",
+    "caption-truncated.jpg",
+    "caption-bomb.png",
+    "caption-new\\nline \\x1b[31m.png",
+    "caption-pages.tif",
+)
 def test_each_bad_file_is_one_line(
     snugvl: Run, backend: FakeBackend, tmp_path: Path, name: str, command: str
 ) -> None:

@@ -32,6 +32,13 @@ def test_prints_the_folder_and_the_next_command(small: FakeHub, capsys: pytest.C
 
 @pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json", "?library=x"])
 @pytest.mark.parametrize("host", ["https://huggingface.co/", "huggingface.co/", "https://hf.co/"])
+@pytest.mark.sample(
+    "https://huggingface.co/-/",
+    "https://hf.co/-",
+    "huggingface.co/-/blob/main/config.json",
+    "https://huggingface.co/-?library=x",
+    "https://huggingface.co/-/tree/main",
+)
 def test_a_page_s_address_names_its_model(
     small: FakeHub, capsys: pytest.CaptureFixture[str], host: str, rest: str
 ) -> None:

@@ -170,6 +170,15 @@ def test_the_environment_says_which_server_and_key(
     ],
 )
 @pytest.mark.parametrize("command", ["caption", "ask", "scene", "detect"])
+@pytest.mark.sample(
+    "caption-args5---device and --context",
+    "detect-args0---device",
+    "scene-args6---backend and --trust-remote-code",
+    "ask-args2---tower",
+    "scene-args4---context",
+    "ask-args3---embedding",
+    "ask-args1---dtype",
+)
 def test_what_belongs_to_a_loaded_model_is_a_usage_error(
     snugvl: Run, unused_url: str, pictures: Path, command: str, args: list[str], named: str
 ) -> None:

@@ -164,15 +164,7 @@ def guesses(kind: type[Toy], request: pytest.FixtureRequest, monkeypatch: pytest
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.sample(
-    "Toy-ngrams-False-3",
-    "Toy-half right-True-3",
-    "Toy-prophet-False-0",
-    "Toy-all wrong-True-0",
-    "HybridToy-ngrams-True-0",
-    "HybridToy-prophet-False-3",
-    "HybridToy-half right-False-0",
-    "HybridToy-half right-True-3",
-    "HybridToy-all wrong-False-3",
+    "Toy-prophet-False-0", "HybridToy-half right-True-3", "Toy-all wrong-True-0", "Toy-ngrams-False-3"
 )
 def test_all_answers_are_those_without(kind: type[Toy], guesses: str, graphs: bool, late: int) -> None:
     asked = [make() for make in REQUESTS]
@@ -200,6 +192,9 @@ def test_few_blocks_preempt_and_change_no_token(kind: type[Toy]) -> None:
 
 
 @pytest.mark.parametrize("which", range(len(REQUESTS) - 2))
+@pytest.mark.sample(
+    "Toy-9", "HybridToy-10", "Toy-8", "Toy-0", "Toy-5", "Toy-6", "Toy-7", "Toy-2", "Toy-4", "Toy-1", "Toy-3"
+)
 def test_alone_one_that_knows_takes_an_eighth_of_the_steps(
     which: int, kind: type[Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -562,6 +557,9 @@ def off_and_auto(
 
 @pytest.mark.parametrize(("cost", "behind"), [(1.05, 1.0), (1.3, 1.2), (1.8, 2.5), (3.0, 2.0)])
 @pytest.mark.parametrize("chance", [0.0, 0.2, 0.4, 0.6, 0.9, None])
+@pytest.mark.sample(
+    "0.9-1.3-1.2", "None-3.0-2.0", "0.0-1.05-1.0", "0.2-1.8-2.5", "0.6-1.8-2.5", "0.4-1.05-1.0"
+)
 def test_auto_loses_little_whatever_drafts_cost_and_how_often_they_are_right(
     cost: float, behind: float, chance: float | None
 ) -> None:
@@ -645,6 +643,7 @@ def test_the_first_steps_of_a_kind_decide_nothing() -> None:
 
 @pytest.mark.parametrize("kind", [Toy, HybridToy])
 @pytest.mark.parametrize("drafted_s", [1.5, 9.0])
+@pytest.mark.sample("1.5-Toy", "9.0-HybridToy")
 def test_auto_measures_steps_that_run_ahead_too(
     kind: type[Toy], drafted_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def oracle(model: Any, case: Prompt, answer: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("chunk", [512, 5])
+@pytest.mark.sample("attention-5", "recurrent-512")
 def test_every_answer_is_judged_as_transformers_does(
     chunk: int, folder: Path, theirs: Any, network: Open
 ) -> None:

@@ -139,6 +139,42 @@ CASES = [
 
 @pytest.mark.parametrize(("which", "name", "tools"), CASES)
 @pytest.mark.parametrize("ask", [True, False])
+@pytest.mark.sample(
+    "False-simple-images-plain",
+    "True-pocket-video-plain",
+    "False-full-system-plain",
+    "False-full-parts of text-tools",
+    "False-full-video-tools",
+    "False-simple-turns-plain",
+    "True-simple-video-plain",
+    "True-pocket-system-plain",
+    "False-pocket-text-tools",
+    "True-pocket-parts of text-plain",
+    "False-full-calls-tools",
+    "False-simple-system-plain",
+    "True-full-system-tools",
+    "True-pocket-calls-plain",
+    "True-pocket-parts of text-tools",
+    "False-full-turns-tools",
+    "False-full-text-tools",
+    "False-full-parts of text-plain",
+    "True-pocket-video-tools",
+    "True-full-images-plain",
+    "True-full-calls-plain",
+    "False-pocket-system-tools",
+    "False-full-images-tools",
+    "True-pocket-turns-tools",
+    "False-full-video-plain",
+    "True-simple-text-plain",
+    "False-full-turns-plain",
+    "True-pocket-calls-tools",
+    "False-simple-parts of text-plain",
+    "False-pocket-images-tools",
+    "True-pocket-turns-plain",
+    "False-pocket-text-plain",
+    "False-full-text-plain",
+    "True-pocket-images-plain",
+)
 def test_equals_transformers(checkpoint: Path, name: str, tools: Any, ask: bool, which: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     sources = {"full": FULL_TEMPLATE, "pocket": POCKET.read_text()}
@@ -275,6 +311,9 @@ def test_strftime_now() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name != "calls"])
 @pytest.mark.parametrize("ask", [True, False])
+@pytest.mark.sample(
+    "True-turns", "False-parts of text", "True-video", "False-system", "False-text", "False-images"
+)
 def test_without_tools_pocket_renders_what_it_was_trained_on(checkpoint: Path, name: str, ask: bool) -> None:
     simple = ChatTemplate.from_folder(checkpoint)
     pocket = ChatTemplate(POCKET.read_text())

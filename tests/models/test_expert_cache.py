@@ -114,7 +114,7 @@ def answers(network: Any, config: EngineConfig = CONFIG) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample("page-locked-qwen3_5_moe", "pageable-qwen3_vl_moe")
+@pytest.mark.sample("pageable-qwen3_vl_moe")
 def test_answers_are_the_same_with_no_slots_some_and_all(family: str, made: Any) -> None:
     folder = made(Options(family))
     plain = load(folder, None)

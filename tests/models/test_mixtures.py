@@ -49,6 +49,13 @@ def close(ours: torch.Tensor, right: torch.Tensor) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="`forward.logits` makes its batch on the host")
+@pytest.mark.sample(
+    "text-qwen3_vl_moe",
+    "one image-qwen3_5_moe",
+    "larger than the position grid-qwen3_5_moe",
+    "image last-qwen3_vl_moe",
+    "three images, some side by side-qwen3_vl_moe",
+)
 def test_logits_equal_transformers(name: str, family: str, made: Any) -> None:
     folder = made(Options(family))
     right = oracle(mixtures.transformers_of(folder, Options(family)), CASES[name])
@@ -76,7 +83,8 @@ def greedy(theirs: Any, case: Prompt) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample("qwen3_5_moe")
+# `test_fp8_as_published_is_read` has 64 greedy tokens, `test_expert_cache.py` what goes on in company.
+@pytest.mark.extended
 def test_64_greedy_tokens_alone_and_in_company(family: str, made: Any) -> None:
     """With a picture; in chunks of seven tokens, preempted, and beside others."""
     folder = made(Options(family))

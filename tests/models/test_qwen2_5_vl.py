@@ -75,6 +75,17 @@ def test_encodings_equal_transformers(name: str, model: Qwen25VL, theirs: Any) -
 
 @pytest.mark.parametrize("rows", [4, 64, 100])
 @pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.sample(
+    "smaller than a window-64",
+    "one window-100",
+    "lower edge-4",
+    "right edge-100",
+    "a strip-64",
+    "frames of whole windows-64",
+    "whole windows-100",
+    "frames-64",
+    "corner-100",
+)
 def test_chunks_change_nothing(
     name: str, rows: int, model: Qwen25VL, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,9 @@ def pictures(tower: Any) -> list[tuple[torch.Tensor, tuple[int, int, int]]]:
 @pytest.mark.parametrize("ahead", [True, False], ids=["pinned", "plain"])
 @pytest.mark.parametrize("form", ["wide", "int8"])
 @pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.sample(
+    "deepstack-wide-pinned", "narrow-int8-plain", "windows-int8-pinned", "neighbouring mergers-wide-pinned"
+)
 def test_a_streamed_tower_is_the_resident_one(name: str, form: str, ahead: bool) -> None:
     torch.manual_seed(0)
     tower = filled(MAKERS[name]())

@@ -84,6 +84,17 @@ def loaded(folder: Path) -> Any:
 
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("compensate", [False, True])
+@pytest.mark.sample(
+    "False-Q4_1",
+    "True-Q8_0",
+    "False-Q5_1",
+    "False-Q5_0",
+    "False-Q4_K",
+    "False-Q4_0",
+    "False-Q3_K",
+    "False-Q6_K",
+    "False-Q5_K",
+)
 def test_blocks_mean_what_was_rounded_to_ggmls_own_reader(kind: Any, *, compensate: bool) -> None:
     chance = torch.Generator().manual_seed(0)
     values = torch.randn(24, 512, generator=chance) * 0.03
@@ -104,6 +115,7 @@ def test_blocks_mean_what_was_rounded_to_ggmls_own_reader(kind: Any, *, compensa
 
 
 @pytest.mark.parametrize("kind", ["Q3_K", "Q4_K", "Q6_K", "Q4_0", "Q4_1"])
+@pytest.mark.sample("Q3_K", "Q4_0")
 def test_descent_in_blocks_loses_less_with_every_round(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = torch.Generator().manual_seed(1)
     values, moments = torch.randn(32, 256, generator=chance) * 0.05, Moments(256, CPU)
@@ -157,7 +169,7 @@ def test_three_bits_are_taken_where_four_have_no_room() -> None:
 
 # Families of the same orders of rows; `eight_bits` below has more.
 @pytest.mark.parametrize("name", [*MODELS, "qwen3vl", "qwen35"])
-@pytest.mark.sample("qwen3vl", "qwen35")
+@pytest.mark.sample("qwen35")
 def test_our_engine_reads_what_was_rounded(
     quantize: Run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -244,7 +256,7 @@ def sorted_rows(values: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", [*MODELS, "qwen35"])
-@pytest.mark.sample("llama", "qwen35")
+@pytest.mark.sample("qwen35")
 def test_llama_cpp_answers_the_same(quantize: Run, files: Path, tmp_path: Path, name: str) -> None:
     """The blocks' values in float32, as llama.cpp rounds activations beside blocks; those load there, too."""
     pytest.importorskip("xllamacpp")

@@ -58,6 +58,15 @@ def test_capabilities(running: Running) -> None:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.sample(
+    "transformers-two pictures",
+    "transformers-a conversation",
+    "native-one picture",
+    "native-unusual characters",
+    "llamacpp-one picture",
+    "llamacpp-a bare text",
+    "llamacpp-text",
+)
 def test_greedy_answers_are_equal(name: str, running: Running, reference: Running) -> None:
     deltas = running.ask(REQUESTS[name])
     expected = reference.ask(REQUESTS[name])
@@ -144,6 +153,7 @@ def test_greedy_choices_are_all_the_same(running: Running) -> None:
     ids=lambda grammar: grammar.kind,
 )
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
+@pytest.mark.sample("llamacpp-sampled-lark", "transformers-greedy-regex", "native-sampled-json_schema")
 def test_an_answer_has_the_form_that_was_asked_for(
     running: Running, grammar: Grammar, sampling: dict[str, float]
 ) -> None:

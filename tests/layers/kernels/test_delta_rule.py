@@ -95,6 +95,7 @@ def test_a_batch_equals_plain_torch(name: str, sizes: LinearAttention, device: t
 
 
 @pytest.mark.parametrize("name", ["a long one beside decodes", "guesses"])
+@pytest.mark.sample("guesses")
 def test_loops_equal_plain_torch(name: str, device: torch.device) -> None:
     """Before Ampere, where squares of a chunk aren't multiplied as such."""
     with described(Hardware((7, 5), 46)):

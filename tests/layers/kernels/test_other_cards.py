@@ -111,6 +111,8 @@ def test_local_memory_is_computed_from_the_card() -> None:
         pytest.param("RTX 2080", {"grouped"}, "Qwen3.6-35B-A3B, int4", marks=pytest.mark.extended),
     ],
 )
+# A kernel that changes is asked for by `test_the_table_is_of_these_sources`; the table is made so.
+@pytest.mark.extended
 def test_kernels_compile_for_it(card: str, names: set[str], network: str, tmp_path: Path) -> None:
     """By the Triton that is installed."""
     pytest.importorskip("triton")
