@@ -80,7 +80,7 @@ def test_what_it_takes_is_written_down_for_the_next_plan(monkeypatch: pytest.Mon
     monkeypatch.setattr("snugvl.backends.native.remember.keeper", lambda *of: kept.append(of))
     choice = EngineChoice(device="cpu", dtype="float32", context=512)
     engine_process.load(choice, lambda _detail, _done: None).backend.close()
-    ((_, subject, graphs, about),) = kept
+    ((_, subject, graphs, _, about),) = kept
     assert about["network"] == "Qwen3VLForConditionalGeneration", "for a report"
     assert subject.startswith("pocket native")
     assert graphs == 0, "none on a CPU"

@@ -143,7 +143,8 @@ def test_what_cannot_be_removed_is_named(snugvl: Run, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("shutil.rmtree", refuse)
     ran = snugvl("rm", NAME, "--yes")
-    assert (ran.code, ran.err) == (1, f"snugvl: {folder}: Permission denied\n")
+    assert ran.code == 1
+    assert ran.err.startswith(f"snugvl: {folder}: Permission denied; make ")
 
 
 def test_rm_follows_no_link_out_of_the_cache(snugvl: Run, tmp_path: Path) -> None:

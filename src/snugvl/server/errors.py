@@ -153,8 +153,9 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 
 def _allowing_head(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """Headers of a 405; HEAD is answered wherever GET is."""
-    allowed = (headers or {}).get("Allow", "").split(", ")
-    return {**(headers or {}), "Allow": ", ".join([*allowed, "HEAD"])} if allowed == ["GET"] else headers
+    allowed = set((headers or {}).get("Allow", "").split(", "))
+    more = {"HEAD"} if "GET" in allowed else set()
+    return {**(headers or {}), "Allow": ", ".join(sorted(allowed | more))} if more else headers
 
 
 DEFAULT = ("Not Found", "Method Not Allowed")
