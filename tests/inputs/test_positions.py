@@ -12,8 +12,9 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar
-from snugvl.inputs.grammar import MASKS_BYTES, GrammarCompiler, _Masks, _State
-from snugvl.inputs.positions import LONGEST, Position, comparisons
+from snugvl.inputs.grammar import MASKS_BYTES, MOST_MASKS, GrammarCompiler, _Masks, _State
+from snugvl.inputs.positions import ALTERNATIVES, LONGEST, Position, comparisons
+from snugvl.inputs.tools.enforceable import referred
 from tests.inputs.test_grammar import VOCAB, backend, compiler
 
 __all__ = ("backend", "compiler")
@@ -279,6 +280,25 @@ def test_so_many_masks_are_kept() -> None:
     for count in range(6):
         masks.keep(((), b"", count), bytes(size))
     assert [key[2] for key in masks] == [2, 3, 4, 5]
+    for number in range(MOST_MASKS + 3):
+        masks.keep(((), b"small", number), bytes(64))
+    assert len(masks) == MOST_MASKS
+
+
+def test_of_a_schema_so_many_alternatives_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a thousand alternatives leads to a part that leads to itself twice."""
+    twice = {"anyOf": [{"$ref": "#/$defs/twice"}, {"$ref": "#/$defs/twice"}]}
+    names = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/twice"}]} for i in range(1000)}
+    schema: Schema = {"type": "object", "properties": names, "$defs": {"twice": twice}}
+    calls: list[str] = []
+
+    def counted(reference: str, root: Any) -> Any:
+        calls.append(reference)
+        return referred(reference, root)
+
+    monkeypatch.setattr("snugvl.inputs.positions.referred", counted)
+    assert comparisons(schema) is None
+    assert len(calls) <= ALTERNATIVES
 
 
 def test_a_token_that_is_no_text_ends_the_position(compiler: GrammarCompiler) -> None:

@@ -45,6 +45,7 @@ FIELD: Final = "response_format"  # that has a grammar
 KEPT: Final = 16  # compiled grammars
 KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
 MASKS_BYTES: Final = 16 << 20  # of masks that are kept of one, by position: 880 of 151,936 tokens
+MOST_MASKS: Final = 1_024  # of smaller ones, whose positions take as much
 IN_USE: Final = 2  # of them, those asked for last, keep what several answers at once have found out
 AGAIN_S: Final = 0.02  # of processor time, that compiling a grammar for all choices of a request may take
 # Classes of tokens that a mask allows as a whole, where the grammar allows all of a class: white space, and
@@ -323,7 +324,8 @@ class _Compiled:
 
 
 class _Masks(dict[Key, bytes]):
-    """Masks by position, `MASKS_BYTES` of those made last. Safe to use from several threads."""
+    """Masks by position: `MASKS_BYTES` of those made last, and `MOST_MASKS` at most. Safe to use from several
+    threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -333,7 +335,7 @@ class _Masks(dict[Key, bytes]):
         """Know the mask of a position from now on, and forget the oldest if there are too many."""
         with self._lock:
             self[key] = mask
-            while len(self) * len(mask) > MASKS_BYTES:
+            while len(self) > min(MASKS_BYTES // len(mask), MOST_MASKS):
                 del self[next(iter(self))]
 
 

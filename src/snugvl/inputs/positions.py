@@ -13,9 +13,10 @@ and its `key` is equal for two answers only if the same tokens may follow both.
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy as shallow
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from snugvl.inputs.tools.enforceable import referred
@@ -23,6 +24,7 @@ from snugvl.inputs.tools.enforceable import referred
 Key = tuple[tuple[tuple[bytes, int], ...], bytes, int]
 
 LONGEST: Final = 2_048  # bytes of what is kept of an answer, about; of longer ones nothing is shared
+ALTERNATIVES: Final = 4_096  # of a schema that are looked at, those that `$ref`s lead to again included
 _KNOWN: Final = frozenset(
     {"$ref", "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default",
      "examples", "deprecated", "readOnly", "writeOnly", "discriminator", "type", "properties", "required",
@@ -72,12 +74,12 @@ def comparisons(schema: Any) -> Comparisons | None:
     keywords that speak of several values at once.
     """
     parts: list[Mapping[str, Any]] = []
-    left, seen = [schema], set[int]()
+    left, seen, alternatives = [schema], set[int](), count()
     while left:
         part = left.pop()
         if isinstance(part, bool) or id(part) in seen:
             continue
-        if not isinstance(part, Mapping) or not _is_simple(part, schema):
+        if not isinstance(part, Mapping) or not _is_simple(part, schema, alternatives):
             return None
         seen.add(id(part))
         parts.append(part)
@@ -95,8 +97,11 @@ def comparisons(schema: Any) -> Comparisons | None:
     )
 
 
-def _is_simple(part: Mapping[str, Any], root: Any) -> bool:
-    """Whether a part of a schema has known keywords alone, and alternatives that begin differently."""
+def _is_simple(part: Mapping[str, Any], root: Any, alternatives: Iterator[int]) -> bool:
+    """Whether a part of a schema has known keywords alone, and alternatives that begin differently.
+
+    `alternatives` counts those of the whole schema: of more than `ALTERNATIVES` nothing is found out.
+    """
     numbers = [part.get(key, 0) for key in ("minLength", "maxLength", "minItems", "maxItems")]
     lists = [part.get(key, []) for key in ("anyOf", "oneOf", "prefixItems", "enum")]
     return (
@@ -111,18 +116,17 @@ def _is_simple(part: Mapping[str, Any], root: Any) -> bool:
             {"$ref", "anyOf", "oneOf"} & part.keys()
             and {"type", "properties", "items", "prefixItems"} & part.keys()
         )
-        and _begin_apart(part, root)
+        and _begin_apart(part, root, alternatives)
     )
 
 
-def _begin_apart(part: Mapping[str, Any], root: Any) -> bool:
+def _begin_apart(part: Mapping[str, Any], root: Any, alternatives: Iterator[int]) -> bool:
     """Whether at most one of a part's alternatives takes objects, and at most one arrays."""
     found: list[str] = []
-    left, looked = [*part.get("anyOf", ()), *part.get("oneOf", ())], 0
+    left = [*part.get("anyOf", ()), *part.get("oneOf", ())]
     while left:
-        looked += 1
         each = left.pop()
-        if not isinstance(each, Mapping) or looked > LONGEST:
+        if not isinstance(each, Mapping) or next(alternatives) >= ALTERNATIVES:
             return False
         if "$ref" in each:
             left.append(referred(each["$ref"], root))
