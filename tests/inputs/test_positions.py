@@ -301,6 +301,26 @@ def test_of_a_schema_so_many_alternatives_are_looked_at(monkeypatch: pytest.Monk
     assert len(calls) <= ALTERNATIVES
 
 
+def test_masks_that_are_all_known_are_copied_together(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = compiler.compile(Grammar("json_schema", json.dumps(LIMITED)))
+    tokens = compiler._tokenizer.tokenize_str('{"title": "a')
+    bits = torch.zeros(2, (VOCAB + 31) // 32, dtype=torch.int32)
+    found = []
+    for _ in range(2):
+        states: list[Any] = [grammar.start(), grammar.start()]
+        for state in states:
+            for token in tokens:
+                state.accept(token)
+        bits.zero_()
+        _State.fill_all(states, bits, processors=2)
+        found.append(bits.tolist())
+        monkeypatch.setattr(_State, "fill", None)  # one by one, as after an error
+    assert found[0] == found[1]
+    assert any(found[0][0])
+
+
 def test_a_token_that_is_no_text_ends_the_position(compiler: GrammarCompiler) -> None:
     state: Any = compiler.compile(Grammar("json_schema", '{"type": "integer"}')).start()
     state.accept(compiler._tokenizer.tokenize_str("7")[0])

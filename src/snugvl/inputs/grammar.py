@@ -445,7 +445,8 @@ class _State(GrammarState):
         new = [row for row, state in enumerate(states) if not state._recall(start + row * size, size)]
         try:
             pairs = [(states[row]._matcher, row) for row in new]
-            _executor(processors).unsafe_compute_mask_ptr(pairs, start, size, len(bits))
+            if pairs:  # it takes no empty list
+                _executor(processors).unsafe_compute_mask_ptr(pairs, start, size, len(bits))
         except BaseException as error:
             if isinstance(error, ENDINGS):
                 raise
