@@ -103,9 +103,8 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
         with launched or nullcontext(), warnings_said():
             code = app(args=args, prog_name="snugvl", standalone_mode=False, obj=launched)
         sys.stdout.flush()
-        if (
-            not code and words[:1] != ["serve"] and getattr(sys.stdout, "lost", False)
-        ):  # it serves all the same
+        serves = words[:1] == ["serve"]  # which it does all the same
+        if not code and not serves and getattr(sys.stdout, "lost", False):
             say("standard output is closed (>&-), so nothing was printed; use >/dev/null to print nothing")
             return 1
     except typer.TyperException as error:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.core.resources import give_back_heap
-from snugvl.engine.sampling.grammar import GrammarState, Openings, TokenGrammar
+from snugvl.engine.sampling.grammar import GrammarState, KeptLast, Openings, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.errors import ENDINGS, QueueFull
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
@@ -44,8 +44,8 @@ from snugvl.inputs.trials import GRAMMAR_BYTES, Trials
 FIELD: Final = "response_format"  # that has a grammar
 KEPT: Final = 16  # compiled grammars
 KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
-MASKS_BYTES: Final = 16 << 20  # of masks that are kept of one, by position: 880 of 151,936 tokens
-MOST_MASKS: Final = 1_024  # of smaller ones, whose positions take as much
+MASKS_BYTES: Final = 16 << 20  # of masks that are kept of one grammar, by position
+MOST_MASKS: Final = 1_024  # of them: small ones take less than the keys of their positions
 IN_USE: Final = 2  # of them, those asked for last, keep what several answers at once have found out
 AGAIN_S: Final = 0.02  # of processor time, that compiling a grammar for all choices of a request may take
 # Classes of tokens that a mask allows as a whole, where the grammar allows all of a class: white space, and
@@ -226,6 +226,11 @@ def _words(flags: NDArray[np.bool_]) -> NDArray[np.uint32]:
     return np.packbits(flags, bitorder="little").view(np.uint32)
 
 
+def most_masks(vocab_size: int) -> int:
+    """Number of masks over a vocabulary that are kept of one grammar."""
+    return min(8 * MASKS_BYTES // vocab_size, MOST_MASKS)
+
+
 class _Compiled:
     """A grammar whose first mask is known: all choices of all requests begin with it.
 
@@ -239,7 +244,7 @@ class _Compiled:
         openings: see `GrammarState`.
         digits: ends numbers that go on and on; None where its digits are none of JSON's.
         compared: what positions in its answers depend on; None where masks aren't known by position.
-        masks: those that were made, by position.
+        masks: those that were made last, by position.
         tokenizer: whose tokens its answers have.
     """
 
@@ -253,7 +258,7 @@ class _Compiled:
     ) -> None:
         """`size`: bytes that a matcher takes; all of them take `GRAMMAR_BYTES` at most."""
         self.digits, self.compared, self.tokenizer = digits, compared, tokenizer
-        self.masks = _Masks()
+        self.masks: KeptLast[Key, bytes] = KeptLast(most_masks(tokenizer.vocab_size))
         begun = time.thread_time()
         matcher = make()
         self.make = make
@@ -321,22 +326,6 @@ class _Compiled:
             idle = [each for each in self._matchers if not each.users]
             gone = idle[: max(len(idle) - most, 0)]
             self._matchers = [each for each in self._matchers if each not in gone]
-
-
-class _Masks(dict[Key, bytes]):
-    """Masks by position: `MASKS_BYTES` of those made last, and `MOST_MASKS` at most. Safe to use from several
-    threads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = Lock()
-
-    def keep(self, key: Key, mask: bytes) -> None:
-        """Know the mask of a position from now on, and forget the oldest if there are too many."""
-        with self._lock:
-            self[key] = mask
-            while len(self) > min(MASKS_BYTES // len(mask), MOST_MASKS):
-                del self[next(iter(self))]
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,6 @@ matters, unless a literal or a pattern is compared with it. So a `Position` keep
 and its `key` is equal for two answers only if the same tokens may follow both.
 """
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,12 +18,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from snugvl.inputs.tools.enforceable import referred
+from snugvl.inputs.tools.enforceable import between_quotes, referred
 
 Key = tuple[tuple[tuple[bytes, int], ...], bytes, int]
 
-LONGEST: Final = 2_048  # bytes of what is kept of an answer, about; of longer ones nothing is shared
-ALTERNATIVES: Final = 4_096  # of a schema that are looked at, those that `$ref`s lead to again included
+LONGEST: Final = 2_048  # bytes kept of an answer, about; an answer that needs more shares nothing
+ALTERNATIVES: Final = 4_096  # of a schema that are looked at, each as often as a `$ref` leads there
 _KNOWN: Final = frozenset(
     {"$ref", "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default",
      "examples", "deprecated", "readOnly", "writeOnly", "discriminator", "type", "properties", "required",
@@ -33,12 +32,11 @@ _KNOWN: Final = frozenset(
      "const", "anyOf", "oneOf"}
 )  # fmt: skip
 _NESTED: Final = frozenset({"array", "object"})  # types whose values begin alike and go on differently
-_NARROW: Final = b"\xe0\xed\xf0\xf4"  # behind which UTF-8 has not all of the bytes that continue a character
+_NARROW: Final = b"\xe0\xed\xf0\xf4"  # first bytes of characters after which some second bytes are no UTF-8
 _QUOTE_OR_ESCAPE: Final = re.compile(rb'["\\]')
 _ANOTHER: Final = b"*"  # in an object's frame, for properties that its schema doesn't name
-_SURROGATES: Final = frozenset(
-    b"d%c" % digit for digit in b"89abcdef"
-)  # halves of characters, as escapes begin
+# How escapes of halves of characters (surrogates) begin behind their \u.
+_SURROGATES: Final = frozenset(b"d%c" % digit for digit in b"89abcdef")
 
 
 @dataclass(frozen=True)
@@ -132,9 +130,7 @@ def _begin_apart(part: Mapping[str, Any], root: Any, alternatives: Iterator[int]
             left.append(referred(each["$ref"], root))
         elif "anyOf" in each or "oneOf" in each:
             left += [*each.get("anyOf", ()), *each.get("oneOf", ())]
-        elif (
-            "enum" not in each and "const" not in each
-        ):  # those are of no other value than strings or numbers
+        elif not {"enum", "const"} & each.keys():  # which have neither objects nor arrays: `_is_simple`
             kinds = each.get("type")
             if not isinstance(kinds, str | list):
                 return False
@@ -150,8 +146,7 @@ def _literals(part: Mapping[str, Any]) -> Iterable[bytes]:
 
 
 def _between(text: str) -> bytes:
-    """A text as JSON has it between the quotation marks."""
-    return json.dumps(text, ensure_ascii=False)[1:-1].encode(errors="surrogatepass")
+    return between_quotes(text).encode(errors="surrogatepass")
 
 
 def _items(part: Mapping[str, Any]) -> int:
@@ -171,9 +166,7 @@ class Position:
         self._compared = compared
         # Of each value around this point its bracket with what matters behind it, and how many items it has.
         self._frames: list[tuple[bytes, int]] = [(b"", 0)]
-        self._string: bytes | None = (
-            None  # what an unfinished string has so far, or its last, unfinished character
-        )
+        self._string: bytes | None = None  # an unfinished one; where it is counted, what isn't counted yet
         self._length: int | None = None  # its characters, an escape being one, if nothing else matters
         self._escape = b""  # an unfinished one
         self._name = False  # whether the string is the key of an object

@@ -8,7 +8,7 @@ prefill, preemption and strangers in the batch can't touch it.
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from snugvl.errors import RequestError, SnugvlError
 
 KEPT_OPENINGS: Final = 4  # of a grammar; each holds a mask of all tokens
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def gave_up(error: SnugvlError | str | None, where: str) -> SnugvlError:
@@ -42,23 +44,28 @@ class Opening(NamedTuple):
     seconds: float
 
 
-class Openings(dict[frozenset[int], Opening]):
-    """How answers of one grammar begin, by the tokens that end them: of the `KEPT_OPENINGS` sets kept last.
+class KeptLast(dict[K, V]):
+    """The values that were kept last, by key: `most` of them. Safe to use from several threads."""
 
-    Clients choose what ends an answer, so there are any number. Safe to use from several threads.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
+        self._most = most
         self._lock = Lock()
 
-    def keep(self, ends: frozenset[int], opening: Opening) -> None:
-        """Know an opening from now on, and forget the oldest if there are too many."""
+    def keep(self, key: K, value: V) -> None:
+        """Know a value from now on, and forget the oldest if there are too many."""
         with self._lock:
-            self.pop(ends, None)
-            self[ends] = opening
-            while len(self) > KEPT_OPENINGS:
+            self.pop(key, None)
+            self[key] = value
+            while len(self) > self._most:
                 del self[next(iter(self))]
+
+
+class Openings(KeptLast[frozenset[int], Opening]):
+    """How answers of one grammar begin, by the tokens that end them: any number, as clients choose."""
+
+    def __init__(self) -> None:
+        super().__init__(KEPT_OPENINGS)
 
 
 class GrammarState(Protocol):

@@ -174,6 +174,11 @@ def _apart(branches: list[Any]) -> bool:
     return known and len(set(types)) == len(types) and not {"integer", "number"} <= set(types)
 
 
+def between_quotes(text: str) -> str:
+    """A text as it stands between the quotation marks of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
 def referred(reference: str, root: Any, otherwise: Any = True) -> Any:
     """The target of a reference within `root` ("#/$defs/point"); without one `otherwise`: all is valid."""
     value = root

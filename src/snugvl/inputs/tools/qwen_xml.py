@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from snugvl.core.messages import Tool, ToolUse
 from snugvl.errors import RequestError
-from snugvl.inputs.tools.enforceable import ended, referred
+from snugvl.inputs.tools.enforceable import between_quotes, ended, referred
 from snugvl.inputs.tools.grammar import (
     ANY,
     COMPACT,
@@ -158,11 +158,11 @@ class QwenXmlParser(HermesParser):
         if found >= 0:
             value = self._buffer[self._lead : found]
             text = self._type == TEXT
-            self._argue(f'{_inside(value)}"' if text else value_json(value, self._type))
+            self._argue(f'{between_quotes(value)}"' if text else value_json(value, self._type))
             return self._enter(self._read_parameters, self._buffer[found + len(end) :])
         sure = len(self._buffer) - held(self._buffer, end)
         if self._type == TEXT and sure:
-            self._argue(_inside(self._buffer[self._lead : sure]))
+            self._argue(between_quotes(self._buffer[self._lead : sure]))
             self._buffer, self._lead = self._buffer[sure:], 0
         self._searched = len(self._buffer)
         return False
@@ -173,12 +173,7 @@ class QwenXmlParser(HermesParser):
         elif rest:
             value = rest[self._lead : len(rest) - held(rest, self._value_end)]
             quote = '"' if self._type != TEXT and "string" in self._type else ""
-            self._argue(quote + _inside(value) if "string" in self._type else value)
-
-
-def _inside(text: str) -> str:
-    """Text as it stands between the quotes of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+            self._argue(quote + between_quotes(value) if "string" in self._type else value)
 
 
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
