@@ -20,7 +20,10 @@ from PIL import Image
 import snugvl
 from snugvl import AsyncClient, Client, Model, SamplingParams, user
 from snugvl.backends.native.backend import NativeBackend
-from snugvl.core.messages import NO_MORE, Message, Text, ToolCall
+from snugvl.client.calls import StreamCall
+from snugvl.client.clients import AHEAD, AsyncClientStream
+from snugvl.client.connection import DEFAULT_URL, address_of
+from snugvl.core.messages import NO_MORE, Delta, Message, Text, ToolCall
 from snugvl.core.service import Health, Load
 from snugvl.core.training import Training
 from snugvl.inputs.image import ImageLimits
@@ -389,6 +392,37 @@ asyncio.run(left())
 asyncio.run(dropped())
 gc.collect()
 """
+
+
+def test_a_stream_that_nobody_reads_is_not_read_ahead_without_end() -> None:
+    read = 0
+
+    class Events:
+        def __aiter__(self) -> "Events":
+            return self
+
+        async def __anext__(self) -> object:
+            nonlocal read
+            await asyncio.sleep(0)
+            read += 1
+            return read
+
+        async def close(self) -> None:
+            nonlocal read
+            read = -1
+
+    async def test() -> None:
+        call = StreamCall("/v1/chat/completions", {}, lambda number: (Delta(str(number)),))
+        events: Any = Events()
+        async with AsyncClientStream(address_of(DEFAULT_URL), call, events, lambda: False) as stream:
+            assert (await anext(stream)).text == "1"
+            for _ in range(10 * AHEAD):
+                await asyncio.sleep(0)
+            assert read <= AHEAD + 3
+            assert [(await anext(stream)).text for _ in range(3 * AHEAD)][-1] == str(3 * AHEAD + 1)
+        assert read == -1, "its work is stopped"
+
+    asyncio.run(test())
 
 
 def test_a_stream_that_a_loop_leaves_makes_no_noise(url: str) -> None:

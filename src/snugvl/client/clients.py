@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import httpx2
 import openai
@@ -17,6 +17,7 @@ from snugvl.tasks.conversation import AsyncConversation, Conversation
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 from snugvl.tasks.surface import Surface, Tasks
 
+AHEAD: Final = 64  # pieces of an answer that are read before they are asked for
 T = TypeVar("T")
 Coming = Coroutine[Any, Any, T]
 
@@ -285,7 +286,7 @@ class AsyncClientStream:
         events: openai.AsyncStream[object],
         closed: Callable[[], bool],
     ) -> None:
-        self._pieces: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
+        self._pieces: asyncio.Queue[Delta | Exception | None] = asyncio.Queue(AHEAD)
         self._ended = False
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(_read(address, call, events, closed, self._pieces))
@@ -310,7 +311,8 @@ class AsyncClientStream:
 
     def _end(self) -> None:
         self._ended = True
-        self._pieces.put_nowait(None)  # for others that wait
+        with suppress(asyncio.QueueFull):  # then nobody waits
+            self._pieces.put_nowait(None)
 
     def __del__(self) -> None:
         with suppress(RuntimeError):  # the loop is closed, and with it what it ran
@@ -337,10 +339,10 @@ async def _read(
             async for event in events:
                 for delta in understood(call.read, event):
                     finished = finished or delta.finish_reason is not None
-                    pieces.put_nowait(delta)
-        pieces.put_nowait(None if finished else connection.broke_off(address))
+                    await pieces.put(delta)
+        await pieces.put(None if finished else connection.broke_off(address))
     except Exception as error:  # raised where the stream is read
-        pieces.put_nowait(error)
+        await pieces.put(error)
     finally:
         with suppress(httpx2.HTTPError):  # broken already
             await events.close()
