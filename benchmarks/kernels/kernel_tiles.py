@@ -24,10 +24,9 @@ import torch
 from torch.nn.functional import silu
 
 import machine
-from snugvl.core.formats import FORMATS
+from snugvl.core.formats import FEW_BITS, FORMATS
 from snugvl.layers.kernels.products import linear
 from snugvl.layers.kernels.products.dequantize import swiglu as swiglu_into
-from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import WORDS, FormatName, Weights
 
@@ -182,7 +181,7 @@ def variants(cell: Cell) -> Iterator[tuple[str, Tile]]:
         yield "library", ()
     if cell.tokens <= 32:
         yield from (("skinny", tile) for tile in skinny_tiles(cell))
-    if cell.tokens == 1 and cell.format not in ("int4", "bf16"):
+    if cell.tokens == 1 and cell.format in FEW_BITS and cell.format != "int4":
         yield from (("lone", tile) for tile in lone_tiles(cell))
 
 
@@ -200,7 +199,6 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
         mock.patch.object(linear, "LONE", linear.LONE if kernel == "lone" else frozenset()),
-        mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel == "lone" else HEAD_OUTPUTS),
         mock.patch.object(linear, "VECTOR_ROWS", 0),
         mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
         mock.patch.object(linear, "NORM_APART", kernel == "skinny" and len(tile) == 5),

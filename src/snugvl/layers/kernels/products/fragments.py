@@ -77,6 +77,12 @@ def loaded(start, at, here, MASKED: tl.constexpr, EVICTION: tl.constexpr, FLIP: 
 
 
 @triton.jit
+def beside_words(start, at, here, MASKED: tl.constexpr, FLIP: tl.constexpr):
+    """`start[at]` `[T, n]`, scales or zero points of `loaded` words, by the same threads."""
+    return tl.reshape(loaded(start, at[:, :, None], here, MASKED, "", FLIP), at.shape)
+
+
+@triton.jit
 def columns(
     start, thread, s: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr, FLIP: tl.constexpr
 ):

@@ -23,8 +23,8 @@ from snugvl.layers.kernels.products.dequantize import WIDE_TILE, multiply_dequan
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
 from snugvl.layers.kernels.products.gemv import gemv
-from snugvl.layers.kernels.products.lone import TAIL_ROWS, lone
 from snugvl.layers.kernels.products.lone_bf16 import lone_bf16
+from snugvl.layers.kernels.products.lone_byte import TAIL_ROWS, lone_byte
 from snugvl.layers.kernels.products.lone_int4 import lone_int4
 from snugvl.layers.kernels.products.planes import lone_planes, skinny_planes
 from snugvl.layers.kernels.products.skinny import skinny
@@ -33,7 +33,7 @@ from snugvl.layers.kernels.products.tiles import (
     SMALL,
     Fragments,
     bf16_tile,
-    fill_slices,
+    byte_tile,
     int4_tile,
     lone_tile,
     matrix_tile,
@@ -167,7 +167,7 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tens
     elif FORMATS[weights.format].zero:
         fast = weights.group <= GROUP and usable("lone_int4")
     else:
-        fast = (outputs >= HEAD_OUTPUTS or fill_slices(weights)) and usable("lone")
+        fast = usable("lone_byte")
     return fast and _aligned(weights.data, x, norm) and (_unpacks(x) or not x.is_cuda)
 
 
@@ -194,21 +194,19 @@ def _lone(
     norm, bias, residual = beside.tensors(x)
     data, scale, zero = _words(weights)
     behind = (bias, residual, out, wide, last, outputs, beside.eps)
-    tails = {"TAIL": more, "EACH_TAIL": TAIL_ROWS}
-    if FORMATS[weights.format].zero:
-        tile = int4_tile(outputs, weights, swiglu=beside.swiglu)
-        programs, constants = _by_fragments(x, weights, beside, tile, outputs)
-        wide_columns = triton.next_power_of_2(weights.columns)
-        lone_int4[(programs + more // TAIL_ROWS,)](
-            x, norm, data, scale, zero, *behind, **constants, **tails, UNIT=weights.group, WIDE=wide_columns
-        )
+    int4 = FORMATS[weights.format].zero
+    tile = (int4_tile if int4 else byte_tile)(outputs, weights, swiglu=beside.swiglu)
+    programs, constants = _by_fragments(x, weights, beside, tile, outputs)
+    constants |= {"WIDE": triton.next_power_of_2(weights.columns), "TAIL": more, "EACH_TAIL": TAIL_ROWS}
+    grid = (programs + more // TAIL_ROWS,)
+    if int4:
+        lone_int4[grid](x, norm, data, scale, zero, *behind, **constants, UNIT=weights.group)
         return
-    units = hardware_of(x.device).units
-    rows, warps, batch = lone_tile(outputs, weights, units, swiglu=beside.swiglu)
-    programs = -(-outputs // beside.outputs(rows))
-    lone[(programs + more // TAIL_ROWS,)](
-        x, norm, data, scale, *behind, **_constants(x, weights, beside, words=True), **tails, BN=rows,
-        BATCH=batch, WARPS=min(warps, batch), num_warps=warps, **pdl(x.device),
+    each = beside.outputs(tile.rows)
+    blocks = 0 if weights.format == "int8" else 2 if outputs % each else 1
+    lone_byte[grid](
+        x, norm, data, scale, *behind, **constants, FORMAT=STORED_AS[weights.format], GROUP=weights.group,
+        BLOCKS=blocks,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.products.fragments import (
     PAIRS,
     beside,
+    beside_words,
     finish,
     four,
     gains_of,
@@ -130,11 +131,7 @@ def _slice(
     word = (place * (UNIT // 32))[:, None, None] + tl.arange(0, UNIT // 32)[None, None, :]
     words = loaded(w, row[:, :, None] * (K // 8) + word, here, masked, "evict_first", FLIP)
     at = row * groups + (place // 4)[:, None]
-    if masked:
-        both = tl.broadcast_to(here[:, None], at.shape)
-        scales, zeros = tl.load(scale + at, mask=both, other=0), tl.load(zero + at, mask=both, other=0)
-    else:
-        scales, zeros = tl.load(scale + at), tl.load(zero + at)
+    scales, zeros = beside_words(scale, at, here, masked, FLIP), beside_words(zero, at, here, masked, FLIP)
     return words, scales, zeros
 
 

@@ -7,7 +7,7 @@ import triton
 from snugvl.core.formats import FORMATS
 from snugvl.layers.weights import Weights
 
-INT4_REGISTERS, BF16_REGISTERS = 200, 160  # of a thread, for weights and input
+INT4_REGISTERS, BF16_REGISTERS, BYTE_REGISTERS = 200, 160, 160  # of a thread, for weights and input
 SMALL = 64  # tokens; up to here a product is bound by its weights
 HEAD_OUTPUTS = 65536  # more than any layer has
 
@@ -83,6 +83,16 @@ def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
         if columns > 4096 and not swiglu:
             tile = Fragments(4, 8, soon=True)
     return _within(BF16_REGISTERS, tile, columns, 256, 4, 4, fewest=2)
+
+
+def byte_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
+    """Tile of `lone_byte`, as `benchmarks/kernels/layer_tiles.py` measured it within layers of the Qwens."""
+    columns = weights.columns
+    if not swiglu and 6144 <= outputs < HEAD_OUTPUTS:
+        tile = Fragments(4, 4, 4 if columns <= 4096 else 0)
+    else:
+        tile = Fragments(8, 4, soon=True)
+    return _within(BYTE_REGISTERS, tile, columns, 512, 5, 9, fewest=2)
 
 
 def _within(
