@@ -103,8 +103,9 @@ def chosen(size: str, wanted: dict[str, Tile | None]) -> Iterator[None]:
     by_shape = {key(size, name): tiles.Fragments(*tile) for name, tile in wanted.items() if tile is not None}
 
     def taking(own: Callable[..., tiles.Fragments]) -> Callable[..., tiles.Fragments]:
-        def tile_of(outputs: int, weights: Weights, *, swiglu: bool) -> tiles.Fragments:
-            return by_shape.get((outputs, weights.columns, swiglu)) or own(outputs, weights, swiglu=swiglu)
+        def tile_of(outputs: int, weights: Weights, *units: int, swiglu: bool) -> tiles.Fragments:
+            found = by_shape.get((outputs, weights.columns, swiglu))
+            return found or own(outputs, weights, *units, swiglu=swiglu)
 
         return tile_of
 

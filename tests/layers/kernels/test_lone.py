@@ -218,13 +218,14 @@ def test_a_tile_of_fragments_fits_into_a_threads_registers(
     kind: FormatName, group: int, swiglu: bool
 ) -> None:
     widths = (*WIDTHS, 5120, 17408, 27648, 29568)
-    for outputs, columns in product_of((1024, 2560, 4096, 6144, 12288, 151936), widths):
+    for outputs, columns, units in product_of((1024, 2560, 4096, 6144, 12288, 151936), widths, (20, 132)):
         weights = Weights(kind, outputs, columns, torch.empty(0), group=group)
+        given = () if kind == "bf16" else (units,)
         make = {"int4": tiles.int4_tile, "bf16": tiles.bf16_tile, "fp8": tiles.byte_tile}[kind]
-        tile = make(outputs, weights, swiglu=swiglu)
-        assert tile.rows in ((4, 8, 16) if kind == "int4" else (2, 4, 8))
+        tile = make(outputs, weights, *given, swiglu=swiglu)
+        assert tile.rows in {"int4": (4, 8, 16), "bf16": (2, 4, 8)}.get(kind, (2, 4, 8, 16))
         assert tile.warps in (1, 2, 4, 8)
-        of_row, wide = {"bf16": (4, 256), "fp8": (5, 512)}.get(kind, (group // 32 + 2, 8 * group))
+        of_row, wide = {"bf16": (4, 256), "fp8": (4, 512)}.get(kind, (group // 32 + 2, 8 * group))
         slices = -(-columns // (wide * tile.warps))
         assert slices * of_row * tile.rows * (2 if tile.rounds else 1) <= 192
 

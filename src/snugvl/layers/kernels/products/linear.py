@@ -29,7 +29,6 @@ from snugvl.layers.kernels.products.lone_int4 import lone_int4
 from snugvl.layers.kernels.products.planes import lone_planes, skinny_planes
 from snugvl.layers.kernels.products.skinny import skinny
 from snugvl.layers.kernels.products.tiles import (
-    HEAD_OUTPUTS,
     SMALL,
     Fragments,
     bf16_tile,
@@ -195,7 +194,8 @@ def _lone(
     data, scale, zero = _words(weights)
     behind = (bias, residual, out, wide, last, outputs, beside.eps)
     int4 = FORMATS[weights.format].zero
-    tile = (int4_tile if int4 else byte_tile)(outputs, weights, swiglu=beside.swiglu)
+    units = hardware_of(x.device).units
+    tile = (int4_tile if int4 else byte_tile)(outputs, weights, units, swiglu=beside.swiglu)
     programs, constants = _by_fragments(x, weights, beside, tile, outputs)
     constants |= {"WIDE": triton.next_power_of_2(weights.columns), "TAIL": more, "EACH_TAIL": TAIL_ROWS}
     grid = (programs + more // TAIL_ROWS,)

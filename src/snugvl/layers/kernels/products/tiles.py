@@ -7,9 +7,10 @@ import triton
 from snugvl.core.formats import FORMATS
 from snugvl.layers.weights import Weights
 
-INT4_REGISTERS, BF16_REGISTERS, BYTE_REGISTERS = 200, 160, 160  # of a thread, for weights and input
+INT4_REGISTERS, BF16_REGISTERS, BYTE_REGISTERS = 200, 160, 220  # of a thread, for weights and input
 SMALL = 64  # tokens; up to here a product is bound by its weights
 HEAD_OUTPUTS = 65536  # more than any layer has
+FEW_UNITS = 64  # multiprocessors; cards of 24 to 36 have tiles of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
     return 16, 8, 16, True
 
 
-def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
+def int4_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> Fragments:
     """Tile of one row of input times int4: the fastest of those measured that fits the registers."""
-    columns = weights.columns
+    columns, few = weights.columns, units < FEW_UNITS
     if swiglu:
         tile = Fragments(8, 4, 4)
         if columns <= 3072:
@@ -68,9 +69,10 @@ def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
     elif outputs >= 6144:
         tile = Fragments(16, 4)
     else:
-        tile = Fragments(8 if columns <= 6144 else 4, 4, soon=True)
+        tile = Fragments(8 if columns <= 6144 or few else 4, 4, soon=True)
     words = weights.group // 32
-    return _within(INT4_REGISTERS, tile, columns, 8 * weights.group, words + 2, 4 * words, fewest=4)
+    most = INT4_REGISTERS + 40 * few
+    return _within(most, tile, columns, 8 * weights.group, words + 2, 4 * words, fewest=4)
 
 
 def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
@@ -85,14 +87,20 @@ def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
     return _within(BF16_REGISTERS, tile, columns, 256, 4, 4, fewest=2)
 
 
-def byte_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
+def byte_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> Fragments:
     """Tile of `lone_byte`, as `benchmarks/kernels/layer_tiles.py` measured it within layers of the Qwens."""
-    columns = weights.columns
-    if not swiglu and 6144 <= outputs < HEAD_OUTPUTS:
-        tile = Fragments(4, 4, 4 if columns <= 4096 else 0)
+    columns, few = weights.columns, units < FEW_UNITS
+    if swiglu or outputs >= 6144:
+        tile = Fragments(8, 4, 8) if few else Fragments(4, 4, 4)
+        if 2048 < columns <= 3072 and (few or swiglu):  # one warp has at most six slices
+            tile = Fragments(4, 1, 8)
+        elif columns <= 2048:
+            tile = Fragments(4, 2, 8) if few else Fragments(16, 4, soon=True)
+    elif columns <= 6144:
+        tile = Fragments(16 if columns <= 2048 else 8, 4, soon=True)
     else:
-        tile = Fragments(8, 4, soon=True)
-    return _within(BYTE_REGISTERS, tile, columns, 512, 5, 9, fewest=2)
+        tile = Fragments(4, 4 if columns < 12288 else 8, soon=True)
+    return _within(BYTE_REGISTERS, tile, columns, 512, 4, 9, fewest=2)
 
 
 def _within(
