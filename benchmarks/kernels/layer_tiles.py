@@ -110,7 +110,7 @@ def chosen(size: str, wanted: dict[str, Tile | None]) -> Iterator[None]:
         return tile_of
 
     with (
-        mock.patch.object(linear, "int4_tile", taking(tiles.int4_tile)),
+        mock.patch.object(linear, "codes_tile", taking(tiles.codes_tile)),
         mock.patch.object(linear, "bf16_tile", taking(tiles.bf16_tile)),
         mock.patch.object(linear, "byte_tile", taking(tiles.byte_tile)),
     ):

@@ -2,7 +2,7 @@
 
 Code that has a kernel and plain torch, or another kernel, for the same asks here which one to take. It asks
 when it chooses, on the host: a CUDA graph holds what was chosen when it was recorded, and asks no more. So
-kernels are withdrawn before anything runs. Names are those of the kernels' functions, such as "lone_int4".
+kernels are withdrawn before anything runs. Names are those of the kernels' functions, such as "lone_codes".
 """
 
 from collections.abc import Iterable, Iterator

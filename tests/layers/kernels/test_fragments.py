@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from snugvl.layers.kernels.products import lone_bf16, lone_byte, lone_int4
+from snugvl.layers.kernels.products import lone_bf16, lone_byte, lone_codes
 from tests.layers.kernels.test_unpack import execute
 from tests.layers.kernels.test_unpack import halves as bf16_halves
 
@@ -80,28 +80,39 @@ def run(assembly: str, inputs: list[list[int]], sums: Floats | None = None) -> F
     return results
 
 
+@pytest.mark.parametrize("bits", [4, 5, 6])
 @pytest.mark.parametrize("words", [2, 4])
-def test_two_rows_times_eight_units(words: int) -> None:
+def test_two_rows_times_eight_units(words: int, bits: int) -> None:
     random = np.random.default_rng(words)
     unit = 32 * words
-    codes = random.integers(0, 16, (2, 8, unit))
+    codes = random.integers(0, 2**bits, (2, 8, unit))
     x = random.integers(-8, 9, (8, unit)).astype(float)
     inputs, ones = [], []
-    for lane in range(LANES):
-        a, b = lane // 4, lane % 4
-        mine = slice(8 * words * b, 8 * words * (b + 1))
-        stored = [
-            sum(int(code) << 4 * place for place, code in enumerate(word))
+
+    def plane(a: int, mine: slice, first: int, wide: int) -> list[int]:
+        """`wide` bits of each code from `first` on, eight neighbours an element."""
+        return [
+            sum((int(code) >> first & 2**wide - 1) << wide * place for place, code in enumerate(word))
             for row in codes
             for word in row[a, mine].reshape(-1, 8)
         ]
+
+    for lane in range(LANES):
+        a, b = lane // 4, lane % 4
+        mine = slice(8 * words * b, 8 * words * (b + 1))
+        stored = plane(a, mine, 0, 4)
+        if bits > 4:  # elements of 16 bits have a sign
+            stored += [part | (0xFFFF0000 if part >> 15 else 0) for part in plane(a, mine, 4, bits - 4)]
         share = x[a, mine].reshape(-1, 8)
         pairs = [packed(word[place], word[place + 4]) for word in share for place in range(4)]
         inputs.append(stored + pairs)
         ones.append(pairs)
-    product = {2: lone_int4._PRODUCT_2, 4: lone_int4._PRODUCT_4}[words]
-    total = {2: lone_int4._SUM_2, 4: lone_int4._SUM_4}[words]
-    found, sums = run(product.value, inputs), run(total.value, ones)
+    products = {
+        (2, 4): lone_codes._PRODUCT_2, (4, 4): lone_codes._PRODUCT_4, (2, 5): lone_codes._INT5_2,
+        (4, 5): lone_codes._INT5_4, (2, 6): lone_codes._INT6_2, (4, 6): lone_codes._INT6_4,
+    }  # fmt: skip
+    total = {2: lone_codes._SUM_2, 4: lone_codes._SUM_4}[words]
+    found, sums = run(products[words, bits].value, inputs), run(total.value, ones)
     for lane in range(LANES):
         a, b = lane // 4, lane % 4
         if b != a // 2:

@@ -44,6 +44,7 @@ def execute(operation: str, *a: int) -> int:
         "xor.b32": lambda: a[0] ^ a[1],
         "shr.u32": lambda: a[0] >> a[1],
         "shl.b32": lambda: a[0] << a[1] & 0xFFFFFFFF,
+        "mad.lo.u32": lambda: a[0] * a[1] + a[2] & 0xFFFFFFFF,
         "prmt.b32": lambda: prmt(*a),
         "fma.rn.bf16x2": lambda: fma(*a),
         "lop3.b32": lambda: a[0] & a[1] | a[2],

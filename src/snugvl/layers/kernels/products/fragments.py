@@ -1,4 +1,4 @@
-"""One row of input on the matrix unit, fragments said thread by thread: for `lone_int4` and `lone_bf16`.
+"""One row of input on the matrix unit, fragments said thread by thread: for `lone_codes` and `lone_bf16`.
 
 The sums are `lone.py`'s: eight units of columns stand as eight rows of the weights, the same eight units of
 the input as its 8 columns, and the product of a unit with itself is what is wanted. But the compiler is left

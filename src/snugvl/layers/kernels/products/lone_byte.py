@@ -225,7 +225,7 @@ def lone_byte(
     Args:
         w: int32 words of four weights; 16 divides its address and those of `x` and `norm`.
         BLOCKS: FP8's scales are of 128 rows, 1: which a tile doesn't cross; 2: which it may; 0: int8's of one.
-        tail, WIDE, R, ROUNDS, FLIP, SOON, PDL: as `lone_int4` has them.
+        tail, WIDE, R, ROUNDS, FLIP, SOON, PDL: as `lone_codes` has them.
     """
     slices: tl.constexpr = (K + 8 * UNIT * W - 1) // (8 * UNIT * W)
     outputs: tl.constexpr = R // 2 if SWIGLU else R
