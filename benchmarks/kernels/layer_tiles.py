@@ -28,6 +28,7 @@ import torch
 import machine
 from bandwidth import held_to
 from kernels.kernel_tiles import SHAPES, TOLERANCE, copy, in_parts, random_weights
+from snugvl.core.formats import FEW_BITS
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kernels.products import linear, tiles
 from snugvl.layers.kv_cache import KVCache
@@ -74,7 +75,7 @@ class Candidate:
 
 def tiles_of(kind: FormatName, size: str, name: str) -> tuple[Tile, ...]:
     """What is tried; of bf16 and bytes what a thread's registers have room for."""
-    if kind == "int4":
+    if kind in FEW_BITS:
         return INT4[name]
     rows, columns, _ = SHAPES[size][name]
     tried, slice_ = (BF16 + BF16_ROUNDS, 256) if kind == "bf16" else (BYTE + BYTE_ROUNDS, 512)
@@ -234,7 +235,7 @@ def measure(size: str, kind: FormatName, repeats: int, *, only: bool) -> dict[st
 def main() -> None:
     parser = machine.parser(__doc__)
     parser.add_argument("--sizes", nargs="+", default=["2b", "4b", "8b"], choices=HEADS)
-    parser.add_argument("--format", default="int4", choices=["int4", "bf16", "fp8", "int8"])
+    parser.add_argument("--format", default="int4", choices=["int4", "int5", "int6", "bf16", "fp8", "int8"])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", action="store_true", help="the package's tiles")
     parser.add_argument("--multiprocessors", type=int, help="to which the process is held")
