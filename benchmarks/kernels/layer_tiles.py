@@ -247,12 +247,12 @@ def main() -> None:
         return
     if not args.only:
         print(*in_parts(args.processes), sep="", flush=True)
-    found, figures = [], {"machine": machine.describe()}
+    found: list[dict[str, Any]] = []
+    figures: dict[str, Any] = {"machine": machine.describe()}
     with ExitStack() as held:
         if args.multiprocessors:
             held.enter_context(held_to(args.multiprocessors, torch.device("cuda"), figures))
-        for size in args.sizes:
-            found.append(measure(size, args.format, args.repeats, only=args.only))
+        found += [measure(size, args.format, args.repeats, only=args.only) for size in args.sizes]
     if args.out:
         args.out.write_text(json.dumps(figures | {"results": found}))
 

@@ -151,7 +151,16 @@ def test_what_replaces_a_kernel_may_be_wrong_as_well(
     as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until nothing is left but plain torch, which is right; graphs can't be recorded of it then."""
-    broken = ("lone_codes", "lone_byte", "skinny", "gemv", "gemm", "dequantize", "attend_chunk", "attend_splits")
+    broken = (
+        "lone_codes",
+        "lone_byte",
+        "skinny",
+        "gemv",
+        "gemm",
+        "dequantize",
+        "attend_chunk",
+        "attend_splits",
+    )
     for name in broken:
         break_kernel(name, raising, monkeypatch)
     found = verdicts_of(tiny_job(Storage("int4", "int8"), most=2, sees=False))

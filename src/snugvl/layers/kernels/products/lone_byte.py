@@ -3,8 +3,8 @@
 A unit is 64 columns: a thread's share of it is 16 bytes of each row, one load.
 
     FP8     bits are moved to where bf16 has them, which reads as the weight times 2⁻¹²⁰
-    int8    codes + 128 are put into a float16's mantissa, which reads as 1152 more than the code; what that is
-            too much is multiplied with the unit's sum, which the matrix unit computes once
+    int8    codes + 128 are put into a float16's mantissa, which reads as 1152 more than the code; that excess
+            is multiplied with the unit's sum, which the matrix unit computes once
 
 float16 has fewer exponents than the bf16 that the input is in, so each unit of the input is multiplied by a
 power of two that brings its largest number to 2⁸, and its products are divided by that again. What it loses
@@ -36,7 +36,7 @@ from snugvl.layers.kernels.products.fragments import (
 )
 from snugvl.layers.kernels.products.gemv import wide_rows
 from snugvl.layers.kernels.products.unpack import _assembly
-from snugvl.layers.kernels.products.weights import FP8, INT8, e4m3_to_f16
+from snugvl.layers.kernels.products.weights import FP8, e4m3_to_f16
 
 UNIT = tl.constexpr(64)  # columns
 EACH = tl.constexpr(16)  # of them a thread's
@@ -117,7 +117,7 @@ def _operand(v, T: tl.constexpr):
 
 @triton.jit
 def _input(v, odd, T: tl.constexpr, FORMAT: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """A slice of the input: its operand, what is too much in its products, and their factor, `[T, 1]`."""
+    """A slice of the input: its operand, the excess of its products, and their factor, `[T, 1]`."""
     if not ASSEMBLY:
         found = (v,), 0.0, 256.0 if FORMAT == FP8 else 1.0
     elif FORMAT == FP8:
@@ -202,11 +202,11 @@ def _store(
     acc = tl.zeros([threads, R], tl.float32)
     for s in tl.static_range(SLICES):
         words, scale = stored[s]
-        x, much, factor = inputs[s]
+        x, excess, factor = inputs[s]
         scale = scale.to(tl.float32) * factor
         if BLOCKS == 1 and SWIGLU:
             scale = tl.reshape(tl.broadcast_to(scale[:, :, None], [threads, 2, R // 2]), [threads, R])
-        acc += (_times(words, x, odd, threads, R, FORMAT, ASSEMBLY) - much) * scale
+        acc += (_times(words, x, odd, threads, R, FORMAT, ASSEMBLY) - excess) * scale
     y = summed(acc, thread, threads, R, ASSEMBLY)
     finish(y, shift, added, out, first, kind, R, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
 

@@ -143,14 +143,12 @@ def _times(
     if BITS > 4:
         given = given + _two_rows(upper.to(tl.int32), T, R, WORDS)
     given = given + x
-    if BITS == 4:
-        text: tl.constexpr = _PRODUCT_4 if WORDS == 4 else _PRODUCT_2
-        taken: tl.constexpr = _TAKES_24 if WORDS == 4 else _TAKES_12
-    else:
-        two: tl.constexpr = _INT5_2 if BITS == 5 else _INT6_2
-        four_: tl.constexpr = _INT5_4 if BITS == 5 else _INT6_4
-        text: tl.constexpr = four_ if WORDS == 4 else two
-        taken: tl.constexpr = _TAKES_32 if WORDS == 4 else _TAKES_16
+    two: tl.constexpr = _PRODUCT_2 if BITS == 4 else _INT5_2 if BITS == 5 else _INT6_2
+    long: tl.constexpr = _PRODUCT_4 if BITS == 4 else _INT5_4 if BITS == 5 else _INT6_4
+    text: tl.constexpr = long if WORDS == 4 else two
+    takes_two: tl.constexpr = _TAKES_12 if BITS == 4 else _TAKES_16
+    takes_long: tl.constexpr = _TAKES_24 if BITS == 4 else _TAKES_32
+    taken: tl.constexpr = takes_long if WORDS == 4 else takes_two
     a, b, c, d = tl.inline_asm_elementwise(text, taken, given, dtype=(tl.float32,) * 4, is_pure=True, pack=1)
     return own_of(a, b, c, d, odd, T, R // 2)
 
