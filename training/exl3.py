@@ -8,8 +8,8 @@ what its package imports beside them, and of its CUDA files those are compiled t
 pack it. What surrounds them is the pass of `snugvl quantize`, which does here what convert.py does: inputs of
 a layer's matrices are those behind rounded layers and within the exact layer. Its defaults are kept: the
 codebook "mul1", scales of output channels, 0.025 of the mean square as damping, and which layers and
-matrices get more bits where the mean is no whole number. Not kept are its own calibration texts and its head
-of 6 bits.
+matrices get more bits where the mean is no whole number. Not kept are its head of 6 bits and, unless
+--own-rows asks for them, its calibration texts (250 rows of 2,048 tokens).
 
 Sides are padded with zeros to multiples of 128, as it does. Of SmolLM2-135M's 576 columns it stores 640.
 """
@@ -37,15 +37,11 @@ from snugvl.models.loader import open_checkpoint
 from snugvl.models.networks import LoadableNetwork
 from snugvl.quantize import passes
 from snugvl.quantize.rounding import Moments
-from snugvl.quantize.setup import PIECE, matrices_of
+from snugvl.quantize.setup import matrices_of
 
 PACKAGES = ("", "modules", "modules/quant", "modules/quant/exl3_lib", "conversion")
-CUDA_FILES = (
-    "pack",
-    "quantize",
-    "exl3_devctx",
-    *map("comp_units/quantize_tiles_inst_k{}".format, range(1, 9)),
-)
+CUDA_FILES = ["pack", "quantize", "exl3_devctx"]
+CUDA_FILES += [f"comp_units/quantize_tiles_inst_k{bits}" for bits in range(1, 9)]
 OPERATORS = """
 #include <torch/library.h>
 #include "quant/pack.cuh"
@@ -53,28 +49,26 @@ OPERATORS = """
 
 using T = const at::Tensor&;
 
-TORCH_LIBRARY(exl3, library) {
-  library.def(
-      "quantize_tiles(Tensor tiles, Tensor(a!) found, Tensor(b!) codes, Tensor(c!) costs, Tensor(d!) edges, "
-      "int bits, bool mcg, bool mul1) -> ()",
-      [](T tiles, T found, T codes, T costs, T edges, int64_t bits, bool mcg, bool mul1) {
-        quantize_tiles(tiles, found, codes, costs, edges, int(bits), mcg, mul1);
-      });
-  library.def(
-      "pack_trellis(Tensor(a!) packed, Tensor codes, int bits) -> ()",
-      [](T packed, T codes, int64_t bits) { pack_trellis(packed, codes, int(bits)); });
+TORCH_LIBRARY(exl3, made) {
+  made.def("quantize_tiles", [](T tiles, T found, T codes, T costs, T edges, int64_t bits, bool a, bool b) {
+    quantize_tiles(tiles, found, codes, costs, edges, int(bits), a, b);
+  });
+  made.def("pack_trellis", [](T packed, T codes, int64_t bits) { pack_trellis(packed, codes, int(bits)); });
 }
 """
+ROW = 2048  # tokens of a row of its texts
+RANDOM_IDS = 32_000  # that rows of random tokens are drawn from
 SIDE = 128  # that rows and columns are padded to multiples of
 FIRST = {"self_attn.qkv_proj": 2, "self_attn.o_proj": 2, "mlp.gate_up_proj": 1, "mlp.down_proj": 1}
 """The matrices of a layer in its order, and its priorities, by which they get more bits."""
 
 
 class Peer(NamedTuple):
-    """exllamav3's `quantize_exl3`, which rounds a matrix, and `create_q_strategy`, which allocates bits."""
+    """exllamav3's `quantize_exl3`, `create_q_strategy`, and `get_default_calibration`."""
 
     quantise: Callable[..., tuple[torch.Tensor, float, dict[str, torch.Tensor]]]
     allocate: Callable[..., tuple[dict[str, int], float]]
+    texts: Callable[..., list[torch.Tensor]]
 
 
 class Way(NamedTuple):
@@ -121,9 +115,12 @@ def exllamav3(sources: Path) -> Peer:
         sys.modules[name] = module = ModuleType(name)
         vars(module).update(members)
     from exllamav3.conversion.allocation import create_q_strategy  # type: ignore[import-not-found]
+    from exllamav3.conversion.calibration_data import (  # type: ignore[import-not-found]
+        get_default_calibration,
+    )
     from exllamav3.modules.quant.exl3_lib.quantize import quantize_exl3  # type: ignore[import-not-found]
 
-    return Peer(quantize_exl3, create_q_strategy)
+    return Peer(quantize_exl3, create_q_strategy, get_default_calibration)
 
 
 def _load_kernels(inner: Path) -> None:
@@ -140,6 +137,15 @@ def _load_kernels(inner: Path) -> None:
         build_directory=str(inner),
         is_python_module=False,
     )
+
+
+def own_rows(peer: Peer, encode: Callable[[str], Sequence[int]], rows: int) -> list[tuple[int, ...]]:
+    """Token ids of so many rows of exllamav3's calibration texts; `encode` returns those of a text."""
+    tokenizer = SimpleNamespace(
+        encode=lambda text, **_: torch.tensor([encode(text)]), actual_vocab_size=RANDOM_IDS
+    )
+    found = peer.texts({"cal_rows": rows, "cal_cols": ROW}, tokenizer)
+    return [tuple(row[0].tolist()) for row in found]
 
 
 def allocated(
@@ -224,7 +230,7 @@ def round_network(
 
     config = read_config(folder)
     sequences = [Sequences(check_prompt(EngineRequest("", piece), config), ()) for piece in pieces]
-    sizes, rounds = SweepSizes(PIECE, "bf16", model.device), passes.Rounds(ways, matrices, {})
+    sizes, rounds = SweepSizes(ROW, "bf16", model.device), passes.Rounds(ways, matrices, {})
     theirs: dict[str, Any] = {"rounded": by_peer, "_fold": lambda *_: {}, "_share": lambda _: 1.0}
     with closing(LayeredNetwork(opened, model.device)) as network, mock.patch.multiple(passes, **theirs):
         passes.quantise(network, sequences, sizes, rounds, done, compensate=False)

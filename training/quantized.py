@@ -34,7 +34,7 @@ from unittest import mock
 
 import gguf
 import torch
-from training.exl3 import exllamav3, round_network
+from training.exl3 import exllamav3, own_rows, round_network
 from training.format_cost import bits, text
 from training.gguf_export import export, rewrite
 from training.pocket.format_error import answered, at_answers, compared
@@ -228,6 +228,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", metavar="LIBRARY TYPE", help="llama.cpp's library, and types")
     parser.add_argument("--exl3", nargs="+", metavar="SOURCES BITS", help="exllamav3's sources, and bits")
     parser.add_argument("--layers", type=int, metavar="N", help="of --exl3: so many of them alone")
+    parser.add_argument("--own-rows", type=int, metavar="N", help="of --exl3: so many of its texts, not ours")
     parser.add_argument("--release", choices=list(RELEASES), default=SMOLLM2.name)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     asked = parser.parse_args()
@@ -273,11 +274,15 @@ def main() -> None:
             judged(f"llama.cpp's {kind}, importance matrix", as_written(out, device)[0], held, {})
             machine.save(f"{release.name}/quantized", results, asked.json)
     if peer is not None:
+        ids = [*pieces(processor, texts)]
+        if asked.own_rows:
+            ids = own_rows(peer, processor.tokenizer.encode, asked.own_rows)
+        some = f", {asked.layers} layers" if asked.layers else ""
+        some += ", its own texts" if asked.own_rows else ""
         for mean in map(float, means):
             model = load_model(folder, dtype=torch.float32, device=device)
-            held = round_network(peer, model, folder, [*pieces(processor, texts)], mean, asked.layers)
-            name = f"EXL3, {mean:g} bits" + (f", {asked.layers} layers" if asked.layers else "")
-            judged(name, model, held, {})
+            held = round_network(peer, model, folder, ids, mean, asked.layers)
+            judged(f"EXL3, {mean:g} bits{some}", model, held, {"calibration_tokens": sum(map(len, ids))})
             machine.save(f"{release.name}/quantized", results, asked.json)
     if types or peer:
         return

@@ -56,7 +56,7 @@ def halved(folder: Path, layers: int | None = None) -> tuple[Any, Any, Halving, 
     """(the exact network, the rounded one, what was asked, bits of a weight)."""
     exact, model = (load_model(folder, dtype=torch.float32, device=CPU) for _ in range(2))
     theirs, pieces = Halving(), [tuple(range(3, 60)), tuple(range(100, 300))]
-    peer = Peer(theirs.quantise, theirs.allocate)
+    peer = Peer(theirs.quantise, theirs.allocate, list)
     held = round_network(peer, model, folder, pieces, 4.0, layers)
     return exact, model, theirs, held
 
