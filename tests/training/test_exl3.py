@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from training.exl3 import FIRST, Peer, round_network
+from training.exl3 import FIRST, ROW, Peer, own_rows, round_network
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from snugvl.models.loader import load_model
@@ -127,3 +127,13 @@ def test_embedding_and_head_are_q8_0(folder: Path) -> None:
         wanted = gguf.quants.dequantize(gguf.quants.quantize(before.weight.detach().numpy(), kind), kind)
         off = (after.weight - torch.from_numpy(wanted)).abs() > 1e-6
         assert off.float().mean() < 1e-3  # weights in the middle between two codes
+
+
+def test_its_own_texts_are_read_with_the_models_tokens() -> None:
+    def rows(asked: dict[str, int], tokenizer: Any) -> list[torch.Tensor]:
+        assert asked == {"cal_rows": 2, "cal_cols": ROW}
+        return [tokenizer.encode("ab", add_bos=True, add_eos=True), tokenizer.encode("c")]
+
+    theirs = Halving()
+    found = own_rows(Peer(theirs.quantise, theirs.allocate, rows), lambda text: [*text.encode()], 2)
+    assert found == [(97, 98), (99,)]
