@@ -172,7 +172,7 @@ def _rows(
     w, scale, first, N, thread, K: tl.constexpr, GROUP: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
     SWIGLU: tl.constexpr, BLOCKS: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """Words `[T, R, 4]` and scales, `[T, 1]`, `[T, 2]` or `[T, R]`, of `R` rows, of each of a warp's slices."""
+    """Words `[T, R, 4]` of `R` rows and scales `[T, 1]`, `[T, 2]` or `[T, R]`, of each of a warp's slices."""
     slices: tl.constexpr = (K + 8 * UNIT * W - 1) // (8 * UNIT * W)
     outputs: tl.constexpr = R // 2 if SWIGLU else R
     r = tl.arange(0, R)[None, :]
@@ -224,7 +224,8 @@ def lone_byte(
 
     Args:
         w: int32 words of four weights; 16 divides its address and those of `x` and `norm`.
-        BLOCKS: FP8's scales are of 128 rows, 1: which a tile doesn't cross; 2: which it may; 0: int8's of one.
+        BLOCKS: what a scale is of. 0: one row (int8); 1: a block of 128 rows (FP8) that holds all of a tile's,
+            or all of its gate's or up's; 2: a block that ends within a tile.
         tail, WIDE, R, ROUNDS, FLIP, SOON, PDL: as `lone_codes` has them.
     """
     slices: tl.constexpr = (K + 8 * UNIT * W - 1) // (8 * UNIT * W)

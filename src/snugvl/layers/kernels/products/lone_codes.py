@@ -5,8 +5,8 @@ are put under an exponent and read as 128 more; what that is too much, and the z
 the unit's sum, which the matrix unit computes once.
 
 The lower four bits of eight codes are a word. What int5 and int6 have above them is an element of a second
-plane in the same order (`planes.py`): its two halves are put 16 bits apart, as codes j and j + 4 of a word are,
-and then go above the lower bits, two codes at a time.
+plane in the same order: its two halves are put 16 bits apart, as codes j and j + 4 of a word are, and then
+go above the lower bits, two codes at a time.
 """
 
 from collections.abc import Iterator
@@ -231,10 +231,10 @@ def _store(
 @triton.jit
 def lone_codes(
     x, norm, w, upper, scale, zero, bias, residual, out, tail, tail_out, N, eps, K: tl.constexpr,
-    WIDE: tl.constexpr, BITS: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, ROUNDS: tl.constexpr, HAS_NORM: tl.constexpr,
-    OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
-    TAIL: tl.constexpr, EACH_TAIL: tl.constexpr, ASSEMBLY: tl.constexpr, FLIP: tl.constexpr,
-    SOON: tl.constexpr, PDL: tl.constexpr,
+    WIDE: tl.constexpr, BITS: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+    ROUNDS: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, TAIL: tl.constexpr, EACH_TAIL: tl.constexpr,
+    ASSEMBLY: tl.constexpr, FLIP: tl.constexpr, SOON: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them.
 

@@ -20,7 +20,6 @@ from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.products import skinny
 from snugvl.layers.kernels.products.epilogue import rms_factor
 from snugvl.layers.kernels.products.unpack import _assembly
-from snugvl.layers.kernels.products.weights import INT8
 
 PER = tl.constexpr(8)  # weights of an element of either plane
 
