@@ -61,7 +61,7 @@ def _fp8_product() -> Iterator[str]:
 
 
 def _int8_product() -> Iterator[str]:
-    """As `_fp8_product` has them."""
+    """Two rows of codes + 1152 times the input, in the registers of `_fp8_product`."""
     yield "mov.f32 z, 0f00000000;"
     yield "mov.b32 h, 0x64646464;"
     for word in range(4):
@@ -224,8 +224,8 @@ def lone_byte(
 
     Args:
         w: int32 words of four weights; 16 divides its address and those of `x` and `norm`.
-        BLOCKS: what a scale is of. 0: one row (int8); 1: a block of 128 rows (FP8) that holds all of a tile's,
-            or all of its gate's or up's; 2: a block that ends within a tile.
+        BLOCKS: what a scale is of. 0: one row (int8); 1: a block of 128 rows (FP8) that holds all of a
+            tile's, or all of its gate's or up's; 2: a block that ends within a tile.
         tail, WIDE, R, ROUNDS, FLIP, SOON, PDL: as `lone_codes` has them.
     """
     slices: tl.constexpr = (K + 8 * UNIT * W - 1) // (8 * UNIT * W)

@@ -191,7 +191,7 @@ def _rows(
     w, upper, scale, zero, first, N, thread, K: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr,
     W: tl.constexpr, SWIGLU: tl.constexpr, BITS: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """What `_slice` loads of `R` rows, of each of a warp's slices."""
+    """Words, second plane, scales and zero points of `R` rows, of each of a warp's slices."""
     groups: tl.constexpr = K // UNIT
     slices: tl.constexpr = (groups + 8 * W - 1) // (8 * W)
     outputs: tl.constexpr = R // 2 if SWIGLU else R
