@@ -245,8 +245,7 @@ def _skinny(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
 
 
 def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> bool:
-    """5 and 6 bits: few rows, that the matrix unit takes, by kernels of their own, others by
-    dequantizing.
+    """5 and 6 bits: few rows, that the matrix unit takes, by a kernel of their own, others by dequantizing.
 
     False where those that could are withdrawn.
     """
@@ -254,7 +253,7 @@ def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     wide = tokens > PLANES_ROWS or (x.is_cuda and not _unpacks(x)) or not usable("skinny_planes")
     if wide and not usable("dequantize_planes", "gated"):
         return False
-    if beside.norm is not None:
+    if beside.norm is not None and (wide or tokens > 1):
         x, beside = normed(x, beside.norm, beside.eps, beside.offset), beside._replace(norm=None)
     if wide:
         multiply_dequantized(x, weights, beside, out)
