@@ -80,7 +80,7 @@ class EngineWorker:
                 future.set_result(function())
             except Exception as error:
                 future.set_exception(error)
-            except BaseException as error:  # what Rust panics at is no Exception, and no end of the engine
+            except BaseException as error:  # a panic of Rust is not an Exception, and not the engine's end
                 future.set_exception(engine_failed(error))
 
         if not self._put((job, future)):
@@ -349,7 +349,7 @@ def deliver(
             abort(output.request_id, output.choice)
     except ENDINGS:
         raise
-    except BaseException as error:  # what Rust panics at is no Exception
+    except BaseException as error:  # what Rust panics at is not an Exception
         logger.exception("an answer's text can't be made")
         receiver.fail(engine_failed(error))
         abort(output.request_id, None)

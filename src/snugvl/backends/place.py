@@ -20,7 +20,7 @@ from snugvl.planner.budget import Budget, beside_bytes, host_margin_bytes, margi
 from snugvl.planner.engines.native.footprint import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
 
-# What is no context with libraries: other programs took or gave memory while it was measured.
+# What is not a context with libraries: other programs took or gave memory while it was measured.
 LEAST_DRIVER_BYTES, MOST_DRIVER_BYTES = 64 << 20, 3 << 30
 logger = logging.getLogger(__name__)
 

@@ -53,7 +53,7 @@ def defaults(context: typer.Context) -> dict[str, Any] | None:
     """The file as values of each command's parameters, or None without a file.
 
     Raises:
-        InputError: a line can't be read, a key is no option, or a value is of the wrong kind.
+        InputError: a line can't be read, a key is not an option, or a value is of the wrong kind.
     """
     text = _text()
     if text is None:

@@ -116,7 +116,7 @@ def ask(
 
 
 def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], str]:
-    """(images, question). Without --question the question is all words from the first that is no picture on,
+    """(images, question). Without --question the question is all words from the first that is not a picture,
     or those before the first picture where the question came first.
 
     Raises:
@@ -210,7 +210,7 @@ def _asked(
     pictures, words = sources.words_beside(images)
     text = " ".join(words)
     if words and objects:
-        raise typer.BadParameter(f"{text!r} is no file; name what to look for with another --object")
+        raise typer.BadParameter(f"{text!r} is not a file; name what to look for with another --object")
     if any(len(word.split()) > 1 for word in words):
         asked = sources.objects(words)
     else:

@@ -310,7 +310,7 @@ class Payoff:
     """Times and tokens of steps of about as many streams, with drafts and without.
 
     Seconds are those of one stream. A step without drafts behind one with drafts doesn't run ahead: its time
-    is no measurement of either kind, and what it takes beyond the usual time is charged to the drafts.
+    is not a measurement of either kind, and what it takes beyond the usual time is charged to the drafts.
     """
 
     _seconds: tuple[deque[float], deque[float]] = field(

@@ -117,7 +117,7 @@ def _torn(path: str) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     value = json_object(path.read_text(encoding="utf-8", errors="replace"))
     if value is None:
-        raise InputError(f"{path} is no record of a comparison; remove {path.parent}")
+        raise InputError(f"{path} is not a record of a comparison; remove {path.parent}")
     return value
 
 

@@ -196,7 +196,7 @@ def _system(name: str) -> OperatingSystem:
 def _bandwidth(ddr: str | None) -> float | None:
     found = None if ddr is None else ddr_bandwidth(ddr)
     if ddr is not None and found is None:
-        raise InputError(f"ddr {ddr!r} is no kind of memory; write it like DDR4-3200 or DDR5-5600")
+        raise InputError(f"ddr {ddr!r} is not a kind of memory; write it like DDR4-3200 or DDR5-5600")
     return found
 
 

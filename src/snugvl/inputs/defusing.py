@@ -55,7 +55,7 @@ def defused(
     `break_up`: what makes of a text one without control tokens.
 
     Raises:
-        RequestError: the arguments of a call are no JSON object.
+        RequestError: the arguments of a call are not a JSON object.
     """
     if all(break_up(text) == text for _, text in texts(messages, tools)):
         return tuple(messages), tuple(tools)

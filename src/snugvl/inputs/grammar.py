@@ -495,7 +495,7 @@ class _State(GrammarState):
             self._note(error)
 
     def _note(self, error: BaseException) -> None:
-        """Keep what Rust panicked at; what is no error passes through."""
+        """Keep what Rust panicked at; what is not an error passes through."""
         if isinstance(error, ENDINGS):
             raise error
         self._panic = f"{type(error).__name__}: {one_line(str(error))}"

@@ -153,7 +153,7 @@ def _control(tokenizer: Tokenizer, field: str, token_id: int) -> str:
     text = tokenizer.token_text(token_id)
     if not text or token_id not in tokenizer.special_ids:
         raise CheckpointError(
-            f"config.json has {field!r} = {token_id}, which is no special token of tokenizer.json"
+            f"config.json has {field!r} = {token_id}, which is not a special token of tokenizer.json"
         )
     return text
 
@@ -448,7 +448,7 @@ def check_ids(
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise RequestError(
-                f"a token id is a whole number from 0 to {vocab_size - 1}, not {token!r}", field=field
+                f"a token id must be a whole number from 0 to {vocab_size - 1}, not {token!r}", field=field
             )
         if token in placeholders:
             raise RequestError(

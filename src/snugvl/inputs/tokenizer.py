@@ -317,7 +317,7 @@ class Tokenizer(Vocabulary):
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise RequestError("text has a lone surrogate, which is no character", field=field) from None
+            raise RequestError("text has a lone surrogate, which is not a character", field=field) from None
         found = self._special.search(text)
         if found is None and self._backend.normalizer is not None:
             # A normaliser such as NFKC could turn full-width brackets into plain ones.

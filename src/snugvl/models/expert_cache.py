@@ -1,6 +1,6 @@
 """Experts in host memory, and slots on the GPU that hold copies of some of them.
 
-    host memory   │ expert 0 │ … │ expert 255 │    of each layer, in the format that they are stored in
+    host memory   │ expert 0 │ … │ expert 255 │    of each layer, in the format of the plan's weights
     slots         │ 17 │ 4 │ 201 │ …               of each layer, those used often and lately
     room          │ half │ half │                  of all layers, for experts that get no slot
 

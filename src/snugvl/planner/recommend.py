@@ -82,7 +82,7 @@ def planned(
 
 def _ours(choice: Choice, machine: Machine, wishes: Wishes) -> Choice | None:
     """The mixture of a GGUF whose experts llama.cpp has in host memory, on our own engine with its experts
-    there, too; None where that is no option, where it wouldn't answer as soon, or can't be known.
+    there, too; None where that is not an option, where it wouldn't answer as soon, or can't be known.
 
     Under WSL2 they aren't page-locked, which makes it slow.
     """

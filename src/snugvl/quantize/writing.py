@@ -106,7 +106,7 @@ def free_bytes(out: Path) -> int:
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{out} can't be written: {place} is no folder that may be written to")
+        raise InputError(f"{out} can't be written: {place} is not a folder that may be written to")
     return shutil.disk_usage(place).free
 
 

@@ -189,7 +189,7 @@ class Strict(BaseModel):
 
 
 class Exact(Strict):
-    """A JSON object whose fields have exactly their types: "1" and true are no numbers."""
+    """A JSON object whose fields have exactly their types: "1" and true are not numbers."""
 
     model_config = ConfigDict(strict=True)
 

@@ -256,5 +256,5 @@ class ChildStream:
 
 def _chunk(data: str, name: str) -> dict[str, Any]:
     if (value := json_object(data)) is None:
-        raise EngineError(f"{name} sent a chunk that is no JSON object: {data[:80]!r}")
+        raise EngineError(f"{name} sent a chunk that is not a JSON object: {data[:80]!r}")
     return value

@@ -148,7 +148,7 @@ class ChildApi:
             base_url=self.where if path is None else "http://localhost",
             transport=None if path is None else unix_transport(path, limits),
             headers=headers,
-            trust_env=False,  # a proxy of the environment is no way to this machine
+            trust_env=False,  # a proxy of the environment is not a way to this machine
             timeout=httpx.Timeout(CALL_S, connect=CONNECT_S),
             limits=limits,
         )

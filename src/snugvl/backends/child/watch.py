@@ -122,7 +122,7 @@ class Watchdog:
                 return f"{self._hung}: nothing came of {self._running()} running requests for {limit_s:g} s"
 
 
-# Less than this since the last progress is no progress: an event loop that waits wakes up now and then.
+# Less than this since the last progress is not progress: an event loop that waits wakes up now and then.
 WORK_SHARE: Final = 1 / 60  # of one processor core over the limit, by all processes together
 MOVED_BYTES: Final = 1 << 16  # read and written: files, pipes, a slow download's file
 GPU_BYTES: Final = 64 << 20  # above the most that was held on the GPUs before
@@ -177,7 +177,7 @@ class Activity:
     def look(self, line: str, since_s: float) -> None:
         """Take a reading, if it is time to. Takes milliseconds: call it in a thread.
 
-        `line`: the last line of the log, without its time: a repeated one is no progress.
+        `line`: the last line of the log, without its time: a repeated one is not progress.
         `since_s`: seconds since the last call.
 
         Raises:

@@ -227,7 +227,7 @@ class Child:
         def job(preparation: Preparation) -> None:
             try:
                 reply = wire.MessageReply(message.id, ask(preparation.go_on))
-            except BaseException as error:  # what Rust panics at is no Exception
+            except BaseException as error:  # what Rust panics at is not an Exception
                 reply = wire.MessageReply(message.id, error=_reported(error))
             self._reply(reply)
 
@@ -262,7 +262,7 @@ class Child:
             preparation.go_on()
             request = replace(message.request, deadline_s=preparation.left_s())
             stream = self._backend.submit(request, preparation.go_on)
-        except BaseException as error:  # what Rust panics at is no Exception
+        except BaseException as error:  # what Rust panics at is not an Exception
             self._streams.pop(message.id, None)
             self._reply(wire.MessageReply(message.id, error=_reported(error)))
             return

@@ -215,7 +215,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the server's log that is no trouble; what is, the process writes to stderr."""
+    """A line for the server's log that is not trouble; what is, the process writes to stderr."""
 
     text: str
 

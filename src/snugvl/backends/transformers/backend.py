@@ -313,7 +313,7 @@ class TransformersMeter:
     """Measures one model of transformers in this process.
 
     What differs from our engine: the cache is as large as what is in it, and weights may wait in host memory
-    beside a GPU, where they are no part of its sum.
+    beside a GPU, where they are not part of its sum.
     """
 
     def __init__(self, meter: Meter, host_weights: int, planned: Mapping[str, int]) -> None:

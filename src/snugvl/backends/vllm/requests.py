@@ -205,7 +205,7 @@ def _constraint(request: Request, model: ServedModel, trials: Trials, go_on: GoO
 def _kind(grammar: Grammar) -> str:
     if grammar.kind not in _KINDS:
         raise RequestError(
-            f"a grammar is one of {', '.join(_KINDS)}, not {grammar.kind!r}", field="response_format"
+            f"a grammar must be one of {', '.join(_KINDS)}, not {grammar.kind!r}", field="response_format"
         )
     return _KINDS[grammar.kind]
 

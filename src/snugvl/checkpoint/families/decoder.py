@@ -88,7 +88,7 @@ def check_delta(text: Section, delta: GatedDelta) -> None:
     if gate is not True:
         raise UnsupportedModel(f"{text.where} has attn_output_gate {shown(gate)}; only True is supported")
     values, keys = delta.sizes.value_heads, delta.sizes.key_heads
-    no_multiple = f"linear_num_value_heads {values} is no multiple of linear_num_key_heads {keys}"
+    no_multiple = f"linear_num_value_heads {values} is not a multiple of linear_num_key_heads {keys}"
     require(values % keys == 0, text.where, no_multiple)
     require(not all(delta.linear), text.where, "no layer has full attention")
 
@@ -259,7 +259,7 @@ def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:
     require(
         heads % kv_heads == 0,
         section.where,
-        f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
+        f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
     )
     return Decoder(
         hidden=hidden,

@@ -399,7 +399,7 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool
     begun, spent = time.monotonic(), time.thread_time()
     try:
         _make(asked, begun, processors, pinned=pinned)
-    except BaseException as error:  # what Rust panics at is no Exception
+    except BaseException as error:  # what Rust panics at is not an Exception
         logger.exception("masks of grammars can't be made")
         for mask, _ in asked:
             mask.fail(error)

@@ -2,7 +2,7 @@
 
     text ──<tool_call>──→ head ──{"name": "f", "arguments": {──→ arguments ──}──→ tail ──</tool_call>──→ text
                             └──── no such head: the body is read whole at </tool_call>, ────────────────↗
-                                  and what is no call then is shown as the text it was
+                                  and what is not a call then is shown as the text it was
 
 The grammar:
 

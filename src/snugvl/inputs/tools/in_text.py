@@ -49,14 +49,14 @@ def call_arguments(call: ToolCall, field: str) -> dict[str, Any]:
     """The arguments of a call.
 
     Raises:
-        RequestError: they are no JSON object.
+        RequestError: they are not a JSON object.
     """
     try:
         value = json.loads(call.arguments, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError, TypeError) as error:
         raise RequestError(f"the arguments of {call.name!r} are not JSON: {error}", field=field) from None
     if not isinstance(value, dict):
-        raise RequestError(f"the arguments of {call.name!r} are no JSON object", field=field)
+        raise RequestError(f"the arguments of {call.name!r} are not a JSON object", field=field)
     return value
 
 
@@ -76,7 +76,7 @@ def with_calls(messages: Sequence[Message]) -> list[Message]:
     """The conversation with calls as text of the assistant, and the answers of tools as turns of the user.
 
     Raises:
-        RequestError: the arguments of a call are no JSON object.
+        RequestError: the arguments of a call are not a JSON object.
     """
     found: list[Message] = []
     opening, closing = ANSWER_MARKS
@@ -126,7 +126,7 @@ def _joined(content: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite(text: str) -> float:

@@ -9,7 +9,7 @@
     </tool_call>
 
 Text is written as it is, up to the first line that begins with `</parameter>`; anything else as JSON. What
-a value is, its schema says; one that is no JSON of its type stays a string. A body in JSON is read too.
+a value is, its schema says; one that is not JSON of its type stays a string. A body in JSON is read too.
 
     head ──<function=f>──→ parameters ──<parameter=a>──→ value ──</parameter>──→ parameters … ──</function>──→
 """
@@ -306,7 +306,7 @@ def value_json(text: str, types: frozenset[str]) -> str:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _type(value: object) -> str:

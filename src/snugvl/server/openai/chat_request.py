@@ -167,7 +167,7 @@ class StructuredOutputs(RequestPart):
         """The answers that are asked for, one grammar each.
 
         Raises:
-            RequestError: a schema in a string that is no JSON object.
+            RequestError: a schema in a string that is not a JSON object.
         """
         found = [ANY_OBJECT] if self.json_object else []
         if self.json_ is not None:
@@ -281,7 +281,7 @@ Found = Picture | Video
 MediaPart = ImagePart | VideoUrlPart | VideoFramesPart
 UserPart = Annotated[TextPart | ImagePart | VideoUrlPart | VideoFramesPart, Field(discriminator="type")]
 
-# No part at all is no text: Zed writes the answer of a tool so that said nothing.
+# No part at all is not text: Zed writes the answer of a tool so that said nothing.
 TextContent = StringOrArray[Annotated[list[TextPart], Field(max_length=MAX_PARTS)]]
 WrittenPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 WrittenContent = StringOrArray[Annotated[list[WrittenPart], Field(max_length=MAX_PARTS)]]

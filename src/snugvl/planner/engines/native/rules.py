@@ -323,7 +323,7 @@ def _no_experts(model: Inventory, device: Device, wishes: Wishes) -> str | None:
     dense = model.facts.text.mixture is None
     if wishes.experts != "cpu" or not (dense or device.cpu):
         return None
-    why = "the model is no mixture of experts" if dense else "there is no GPU to have copies of them"
+    why = "the model is not a mixture of experts" if dense else "there is no GPU to have copies of them"
     return f"experts can't be apart in host memory: {why}"
 
 
