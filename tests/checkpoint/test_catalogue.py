@@ -259,7 +259,7 @@ def test_every_refusal_of_a_name_says_what_may_be_meant(
     [
         (
             "https://modelscope.cn/models/Qwen/Qwen3-VL-4B-Instruct",
-            "not the address of a model at Hugging Face",
+            "not the address of a model",
         ),
         ("Qwen/Qwen3-VL-4B-Instruct/", "is written Qwen/Qwen3-VL-4B-Instruct$"),
         ("Qwen/Qwen3-VL-4B-Instruct ", "is written Qwen/Qwen3-VL-4B-Instruct$"),

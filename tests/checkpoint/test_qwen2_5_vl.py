@@ -69,7 +69,7 @@ def test_what_is_left_out_is_as_in_transformers() -> None:
         (
             None,
             {"num_key_value_heads": 3},
-            "num_attention_heads 4 is not a multiple of num_key_value_heads 3",
+            "heads 4 is not a multiple of num_key_value_heads 3",
         ),
         (None, {"hidden_size": None}, "has no 'hidden_size'"),
     ],

@@ -198,7 +198,7 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
             "text_config.linear_num_key_heads",
             3,
             CheckpointError,
-            "linear_num_value_heads 4 is not a multiple",
+            "value_heads 4 is not a multiple",
         ),
         ("text_config.num_key_value_heads", 3, CheckpointError, "not a multiple of num_key_value_heads 3"),
         ("text_config.linear_conv_kernel_dim", 0, CheckpointError, "expected a positive number"),
