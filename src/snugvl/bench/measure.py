@@ -195,7 +195,7 @@ class LedgerWatch:
             await asyncio.sleep(LEDGER_EVERY_S)
 
     async def look(self) -> None:
-        """Take one reading; where the server has none, that is not an error."""
+        """Take one reading, if the server has one."""
         with suppress(httpx.HTTPError, SnugvlError, ValueError):
             answer = await self._http.get(self._url)
             found = understood(read_memory, answer.json()).ledger

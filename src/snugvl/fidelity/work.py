@@ -160,7 +160,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since the clock was made."""
         return time.monotonic() - self._began
 
     def measured(self, nbytes: int, seconds: float) -> None:

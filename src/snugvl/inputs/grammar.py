@@ -393,7 +393,7 @@ class _State(GrammarState):
             self._digits.end(bits.numpy())
 
     def _fill(self, address: int, size: int) -> None:
-        """The mask after a token to so many bytes there."""
+        """Write the mask of the next token to `size` bytes at `address`."""
         if self._recall(address, size):
             return
         try:  # not `_guarded`, as in `accept`

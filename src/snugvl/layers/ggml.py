@@ -94,7 +94,7 @@ class TypedRows:
 
     @property
     def layout(self) -> Layout:
-        """That of its type."""
+        """Layout of its type."""
         return LAYOUTS[self.type]
 
     def nbytes(self, columns: int) -> int:
@@ -117,7 +117,7 @@ def ggml_type(dtype: str) -> GgmlType | None:
 
 
 def parts_of(rows: Sequence[tuple[GgmlType, int]], columns: int) -> tuple[TypedRows, ...]:
-    """Parts of a matrix whose rows are so many of each type, in order; equal neighbours are one.
+    """Parts of a matrix, given (type, number of rows) of each in order; equal neighbours are one.
 
     Raises:
         ValueError: the columns don't divide into blocks.
@@ -230,7 +230,7 @@ def six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _codes(plane: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes of so few bits, `[n, columns]`, of `[n, columns · bits / 8]`."""
+    """Codes of `bits` bits, `[n, columns]`, unpacked from bytes `[n, columns · bits / 8]`."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=plane.device)
     return ((plane[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)
 
@@ -241,7 +241,7 @@ def _neighbours(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes `[n, blocks, m]` of so few bits as bytes, the first in the lowest."""
+    """Codes `[n, blocks, m]` of `bits` bits packed into bytes, the first in the lowest bits."""
     each = 8 // bits
     made = codes[..., ::each].clone()
     for place in range(1, each):
@@ -386,7 +386,7 @@ def to_blocks(
 
 
 def _beside(codes: torch.Tensor, shape: tuple[int, int, int], bits: int) -> torch.Tensor:
-    """Codes `[n, blocks, m]` of so few bits as bytes, by how they lie (`_LOW`)."""
+    """Codes `[n, blocks, m]` of `bits` bits packed into bytes in the order of `_LOW`."""
     parts = codes.view(*codes.shape[:2], *shape)
     made = parts[..., 0, :].clone()
     for place in range(1, shape[1]):

@@ -63,7 +63,7 @@ class StateCache:
         self.inputs = torch.zeros(num_layers, rows, *inputs, dtype=dtype, device=device)
 
     def resize(self, slots: int, snapshots: int = 0) -> None:
-        """Have so many slots, all empty; none takes no memory. The old ones go first."""
+        """Resize to `slots` empty slots; with 0 no memory is taken. The old ones are freed first."""
         rows, self.slots = (slots + 1 + snapshots if slots else 0), 0
         for name in ("recurrent", "inputs"):
             before: torch.Tensor = getattr(self, name)
@@ -142,7 +142,7 @@ class KVCache:
         return self.storage.nbytes
 
     def resize(self, num_blocks: int) -> None:
-        """Have so many blocks, all empty. The old ones go first: where memory is short, none are left."""
+        """Resize to `num_blocks` empty blocks. The old ones are freed first: if memory lacks, none are left."""
         layers, both, _, heads, dim = self.storage.shape
         self.num_blocks = 0
         self.storage = self.storage.new_zeros(layers, both, 0, heads, dim)

@@ -82,7 +82,7 @@ class InPlace:
         self._slots: DeviceSlots | None = None
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
-        """All in one round."""
+        """One round of all experts."""
         experts = self._experts
         slots = min(self.device_slots, REHEARSED)
         if 0 < ids.numel() <= slots and by_kernels(ids, *KERNELS):
@@ -106,7 +106,7 @@ def experts_of(decoder: nn.Module) -> list[Experts]:
 def experts_to_host(layers: Sequence[Experts], device: torch.device, *, pinned: bool) -> bool:
     """Give experts without memory their place in host memory, each layer's in one piece.
 
-    `pinned`: page-locked, where a GPU's driver gives so much. Returns whether all of it is.
+    `pinned`: page-locked, as far as a GPU's driver allows. Returns whether all of it is.
     """
     for experts in layers:
         memory = None

@@ -50,9 +50,9 @@ class TokenRun(NamedTuple):
 def runs(
     query_lens: Sequence[int], landings: Sequence[int] = (), unsure: Sequence[int] = ()
 ) -> Iterator[TokenRun]:
-    """Cut a batch of sequences with so many new tokens each.
+    """Cut a batch into runs of tokens: `query_lens` has the number of new tokens of each sequence.
 
-    Behind `landings` of those that have one, and before the last `unsure` ones.
+    A sequence is cut behind `landings` tokens, where that isn't 0, and before its last `unsure` ones.
     """
     row = first = 0
     for index, count in enumerate(query_lens):

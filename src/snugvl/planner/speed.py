@@ -315,7 +315,7 @@ def step_reads(model: Inventory, settings: Settings, crossing: int = 0) -> Itera
 
 
 def instructions(weights: str) -> float:
-    """Instructions of a thread that a weight of a precision costs; 0 where it needs no unpacking."""
+    """Instructions that a GPU thread executes to unpack one weight of a precision; 0 where it needs none."""
     return FORMATS[weights].instructions if weights in FORMATS else 0.0
 
 

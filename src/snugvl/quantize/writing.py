@@ -84,7 +84,7 @@ def check_room(out: Path, source: Path, weights: int) -> int:
 
     Raises:
         InputError: nothing can be written there.
-        DoesNotFit: so much isn't free there.
+        DoesNotFit: too little is free there.
     """
     others = sum(path.stat().st_size for path in other_files(source))
     disk, free = weights + others + HEADERS_BYTES, free_bytes(out)
@@ -200,7 +200,7 @@ class OwnWriter:
             self._shards.add(tensors)
 
     def finish(self, told: Callable[[int], None]) -> None:
-        """Copy all other tensors, `told` of their bytes, and write the other files."""
+        """Copy all other tensors, calling `told` with the bytes of each piece, and write the other files."""
         replaced = self._rounds.replaced | {*self._rounds.norms.values()}
         self._shards.copy(self._entries, replaced, self._blocks, told)
         self._shards.finish()

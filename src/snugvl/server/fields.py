@@ -61,7 +61,7 @@ MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one
 
 
 def at_most(count: int) -> BeforeValidator:
-    """A validator that refuses an object of more than so many entries before it looks at any."""
+    """A validator that refuses an object of more than `count` entries before it looks at any."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > count:

@@ -26,7 +26,7 @@ from snugvl.inputs.tools.forms import opening
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSyntax:
-    """An answer's reasoning. `opened`: it begins inside it; `call`: text before a tool's call."""
+    """How an answer marks reasoning. `opened`: it begins inside; `call`: text that begins a tool's call."""
 
     opened: bool
     call: str | None

@@ -265,7 +265,7 @@ class ChildApi:
             raise self._unreachable(error) from None
 
     def foreign(self, why: str) -> Foreign:
-        """The error of an answer that this engine doesn't give."""
+        """The error for an answer that shows that another program answers."""
         return Foreign(f"what answers at {self.where} is not a {self.name} server: {why}")
 
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
@@ -274,7 +274,7 @@ class ChildApi:
         return Unreachable(f"{self.where} doesn't answer ({type(error).__name__})")
 
     def refusal(self, status: int, content: bytes) -> SnugvlError:
-        """An error that was answered in place of an answer, as one of ours."""
+        """Our exception for a refusal: an HTTP `status` with the body `content`."""
         return self.error_of(json_object(content) or {}, status, content.decode("utf-8", "replace"))
 
     def error_of(self, value: Mapping[str, Any], status: int, text: str = "") -> SnugvlError:

@@ -248,8 +248,8 @@ class Gauge:
     kinds: ClassVar[Mapping[str, Kind]]
 
     def __init__(self, planned: Sequence[LedgerRow], gpu_uuids: Sequence[str], device: str) -> None:
-        """`gpu_uuids`: NVML's names of its GPUs, where the plan knows them; `device`: the name of the first
-        for people; empty: NVML's."""
+        """`gpu_uuids`: NVML's ids of the server's GPUs, where the plan knows them; `device`: the name of the
+        first for people; empty: NVML's name."""
         self._planned: dict[str, int] = {}
         for row in planned:
             name = self.row_of(row)

@@ -289,7 +289,7 @@ def _beyond(what: str, field: str) -> RequestError:
 
 
 def lark_of(kind: str, source: str) -> str:
-    """A grammar of snugvl's in llama.cpp's form."""
+    """A grammar of kind `kind` (lark, regex or JSON schema) as the Lark text that llama.cpp reads."""
     if kind == "lark":
         return source
     if kind == "regex":

@@ -213,8 +213,8 @@ class Decoder:
         yield from linear(f"{name}.down_proj", self.hidden, width, "linear", bias=bias)
 
     def mixture(self, name: str) -> Iterator[Expected]:
-        """Experts as one tensor each way, as transformers has them, the router, which stays 16-bit, and the
-        shared expert with its gate."""
+        """Tensors of a mixture as transformers names them: one for gate and up of all experts, one for down;
+        the router, which stays 16-bit; the shared expert with its gate."""
         experts, hidden = self.experts, self.hidden
         assert experts is not None, "a mixture has experts"
         yield Expected(f"{name}.experts.gate_up_proj", (experts.count, 2 * experts.width, hidden), "expert")

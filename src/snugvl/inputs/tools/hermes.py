@@ -87,7 +87,7 @@ class HermesParser(CallParser):
 
 
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
-    """The grammar's lines."""
+    """Lines of the Lark grammar of an answer with calls."""
     heads = [
         quoted(f'\n{{"name": "{tool.name}", "arguments": ') + f" arguments_{i}"
         for i, tool in enumerate(called(use))

@@ -177,9 +177,9 @@ class QwenXmlParser(HermesParser):
 
 
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
-    """The grammar's lines: parameters in the order of the schema, the required ones always.
+    """Lines of the Lark grammar of an answer with calls.
 
-    A text follows its `enum`, `const`, `maxLength` and `pattern`, isn't empty if there is a `minLength`, and
+    Parameters come in the order of the schema, the required ones always. A text follows its `enum`, `const`, `maxLength` and `pattern`, isn't empty if there is a `minLength`, and
     follows no `format`.
 
     Raises:

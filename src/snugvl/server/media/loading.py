@@ -41,7 +41,7 @@ FEWEST_WORKERS, MOST_WORKERS = 2, 4  # of which the largest picture may take 1.9
 
 
 def workers_for(cores: int | None = None) -> int:
-    """A quarter of the cores that this process may use, or of so many, within bounds."""
+    """Number of workers: a quarter of `cores` (by default those this process may use), within bounds."""
     if cores is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(max(cores // 4, FEWEST_WORKERS), MOST_WORKERS)
