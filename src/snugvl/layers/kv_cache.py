@@ -142,7 +142,7 @@ class KVCache:
         return self.storage.nbytes
 
     def resize(self, num_blocks: int) -> None:
-        """Resize to `num_blocks` empty blocks. The old ones are freed first: if memory lacks, none are left."""
+        """Resize to `num_blocks` empty blocks, or none if memory lacks: the old ones are freed first."""
         layers, both, _, heads, dim = self.storage.shape
         self.num_blocks = 0
         self.storage = self.storage.new_zeros(layers, both, 0, heads, dim)
