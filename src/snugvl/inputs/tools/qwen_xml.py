@@ -179,8 +179,8 @@ class QwenXmlParser(HermesParser):
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
     """Lines of the Lark grammar of an answer with calls.
 
-    Parameters come in the order of the schema, the required ones always. A text follows its
-    `enum`, `const`, `maxLength` and `pattern`, isn't empty if there is a `minLength`, and follows no `format`.
+    Parameters come in the order of the schema, the required ones always. A text follows its `enum`, `const`,
+    `maxLength` and `pattern`, isn't empty if there is a `minLength`, and follows no `format`.
 
     Raises:
         RequestError: a parameter's name that can't be written in this form.
