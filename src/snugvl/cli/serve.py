@@ -112,7 +112,7 @@ class ChildOptions:
         float | None,
         Option(
             metavar="SECONDS",
-            help="vLLM gives GPU memory back after so long without a request; the next one wakes it.",
+            help="vLLM frees GPU memory after so many seconds without a request; the next one wakes it.",
         ),
     ] = None
     attach: Annotated[

@@ -185,7 +185,7 @@ class LoadOptions:
         default=True,
         metadata=_row(
             "serve",
-            "Start a prompt where an earlier one began alike. Off, times don't reveal what others asked.",
+            "Reuse beginnings that prompts have in common. Off: times don't reveal what others asked.",
         ),
     )
     tower: TowerName = field(
