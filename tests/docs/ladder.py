@@ -35,9 +35,9 @@ HEADER = """\
 
 The planner's answers for described cards, written by `tests/docs/ladder.py`. **Nothing here was measured on
 these cards**; [plan.md](plan.md) has the formulas, and what they were checked against. Each row is
-`snugvl plan --gpu NAME --os SYSTEM --held SIZE --offline`: the best model of the catalogue, one image a request,
-and room for one whole context. The desktop is taken to hold 1 GiB under WSL2, and 512 MiB on Linux. Speeds are
-likely ones of one request, with their computed range ([how](plan.md#speed)).
+`snugvl plan --gpu NAME --os SYSTEM --held SIZE --offline`: the best model of the catalogue, with one image a
+request and room for one whole context. The desktop is taken to hold 1 GiB under WSL2, and 512 MiB on Linux.
+Speeds are likely ones of one request, with their computed range ([how](plan.md#speed)).
 """
 
 
@@ -49,7 +49,7 @@ def page() -> str:
     parts += [
         "",
         "## Each model\n",
-        "The best way to run each: engine, tokens of context, tokens of an image.\n",
+        "The best way to run each: engine, tokens of context and of an image.\n",
     ]
     parts += model_table(candidates)
     return "\n".join(parts) + "\n"
