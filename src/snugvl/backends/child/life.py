@@ -206,7 +206,6 @@ class LaunchedServer(Life):
 
     @property
     def log(self) -> tuple[str, ...]:
-        """The lines that it has written so far."""
         return () if self._process is None else self._process.log.lines
 
     @property
@@ -215,7 +214,6 @@ class LaunchedServer(Life):
         return None if self._process is None else self._process.pid
 
     def family(self) -> list[psutil.Process]:
-        """The launched server's processes; empty before the start."""
         return [] if self._process is None else self._process.family()
 
     async def run(self) -> Ending:

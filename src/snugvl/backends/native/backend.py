@@ -52,7 +52,6 @@ class NativeBackend(Hosted[PreparedPrompt]):
         return self._worker.call(self._engine.memory)
 
     def stats(self) -> Load:
-        """Load and counters of the engine."""
         return self._worker.call(self._stats)
 
     def settle(self, ahead: Ahead) -> None:

@@ -172,11 +172,9 @@ class TransformersBackend(Hosted[ModelPrompt]):
         return {"weights": sum(self._weights.values()), **self._engine.memory()}
 
     def stats(self) -> Load:
-        """Load and counters of the engine."""
         return self._engine.stats()
 
     def close(self) -> None:
-        """End all requests with an error and stop the engine. Safe to call twice."""
         self._engine.close()
         self._grammars.close()
 

@@ -73,7 +73,6 @@ class Preparer(PromptMaker[ModelPrompt]):
 
     @property
     def tool_form(self) -> ToolForm:
-        """The form of tool calls, by the chat template."""
         return self._style.template.tool_form
 
     @property

@@ -52,7 +52,7 @@ def call_arguments(call: ToolCall, field: str) -> dict[str, Any]:
         RequestError: they are not a JSON object.
     """
     try:
-        value = json.loads(call.arguments, parse_constant=_no_number, parse_float=_finite)
+        value = json.loads(call.arguments, parse_constant=no_number, parse_float=_finite)
     except (ValueError, RecursionError, TypeError) as error:
         raise RequestError(f"the arguments of {call.name!r} are not JSON: {error}", field=field) from None
     if not isinstance(value, dict):
@@ -125,10 +125,11 @@ def _joined(content: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _no_number(text: str) -> float:
+def no_number(text: str) -> float:
+    """Refuse NaN and infinities, which Python's JSON reader takes; always raises ValueError."""
     raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
+    return value if math.isfinite(value) else no_number(text)

@@ -34,6 +34,7 @@ from snugvl.inputs.tools.grammar import (
     quoted,
 )
 from snugvl.inputs.tools.hermes import CLOSING, OPENING, HermesParser
+from snugvl.inputs.tools.in_text import no_number
 from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME, held
 
 _FUNCTION = re.compile(rf"\s*<function=({NAME})>")
@@ -294,7 +295,7 @@ def value_json(text: str, types: frozenset[str]) -> str:
     plain = text.strip()
     plain = _PYTHON.get(plain, plain)
     try:
-        value = json.loads(plain, parse_constant=_no_number)
+        value = json.loads(plain, parse_constant=no_number)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     kind = _type(value)
@@ -303,10 +304,6 @@ def value_json(text: str, types: frozenset[str]) -> str:
     if kind in types and kind != "string":
         return plain
     return json.dumps(text, ensure_ascii=False)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is not a JSON number")
 
 
 def _type(value: object) -> str:
