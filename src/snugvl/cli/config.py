@@ -6,7 +6,7 @@
     port = 8080
 
 Keys are names of options without their dashes. The command line comes first, then the environment, then this
-file. A key that is none, or a value of the wrong kind, is refused by line and key.
+file. An unknown key, or a value of the wrong kind, is refused by line and key.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def device(value: str | None) -> str | None:
     """Check a device's name and return it.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: it is not such a value.
     """
     if value is not None:
         try:

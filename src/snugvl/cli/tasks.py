@@ -132,7 +132,7 @@ def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], st
             raise typer.BadParameter(f"the question is missing: {last} is an image; put the question last")
         if len(images) < 2:
             raise typer.BadParameter(f"which image? Give it before the question {last!r}")
-        count = min(max(count, 1), len(images) - 1)  # the first is meant as a picture, even where it is none
+        count = min(max(count, 1), len(images) - 1)  # the first is meant as a picture
         question = " ".join(images[count:])
         del images[count:]
     if not question.strip():

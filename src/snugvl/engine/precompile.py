@@ -309,7 +309,7 @@ def _remember(cache: KVCache) -> None:
 
 
 def befores(sequences: int) -> list[int]:
-    """Numbers of tokens that each of `sequences` sequences has in the cache, in a run with memory."""
+    """Made-up numbers of tokens in the cache of each of `sequences` sequences, in a run with memory."""
     return [BEFORE + 7 * sequence % (MOST_BEFORE - BEFORE) for sequence in range(sequences)]
 
 

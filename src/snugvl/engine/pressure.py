@@ -293,7 +293,7 @@ class PressureMonitor:
         return every[max(fewer - 1, 0)]
 
     def room_is_back(self) -> bool:
-        """Whether there has been room for what was given up beside a whole cache, at looks since a while."""
+        """Whether all looks of late found room for what was given up, beside a whole cache."""
         now = self._clock()
         if self._slack(self._read(), self.most) < self.given_bytes + BACK_BYTES:
             self._spare_since = None

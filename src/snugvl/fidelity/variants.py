@@ -99,7 +99,7 @@ def variants_of(
     """Every combination of the values; where none is named, the value of `base`.
 
     Raises:
-        RequestError: a value that is none of those, or too many combinations.
+        RequestError: an unknown value, or too many combinations.
     """
     _check("weights", weights, get_args(WeightsName))
     _check("kv_cache", kv_cache, get_args(KVCacheName))

@@ -242,7 +242,7 @@ class _Compiled:
     Attributes:
         error: what is wrong with it, or None.
         openings: see `GrammarState`.
-        digits: ends numbers that go on and on; None where its digits are none of JSON's.
+        digits: ends numbers that go on and on; None where its digits aren't JSON's.
         compared: what positions in its answers depend on; None where masks aren't known by position.
         masks: those that were made last, by position.
         tokenizer: whose tokens its answers have.

@@ -279,8 +279,8 @@ class PromptMaker(ABC, Generic[P]):
 
         Args:
             template: variables of the chat template.
-            most: refuse text of more characters than so many tokens can stand for, or of more tokens than
-                `COUNTED_CONTEXTS` times as many.
+            most: tokens; refuse text of more characters than these can stand for, or of more than
+                `COUNTED_CONTEXTS` times as many tokens.
 
         Raises:
             RequestError, RequestTooLarge, CheckpointError: as `prepare`.

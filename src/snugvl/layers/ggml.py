@@ -1,6 +1,6 @@
 """GGUF's quantised matrices as they are in memory: the file's bytes, sorted by what they mean.
 
-A file stores a block of 32 or 256 neighbours of a row together: scales, then codes of the first half, each
+A file stores a block of 32 or 256 values of a row together: scales, then codes of the first half, each
 beside one of the second. Here the bytes of a matrix stand in planes, each `[rows, bytes of a row]`:
 
 | type | bits | codes, low bits | high bits | scales |
@@ -39,7 +39,7 @@ GgmlType = Literal[
     "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS",
     "MXFP4",
 ]  # fmt: skip
-SUPER: Final = 256  # neighbours of a K type's block
+SUPER: Final = 256  # values of a K type's block
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Layout:
     """Layout of a ggml type.
 
     Attributes:
-        block: neighbours of a block.
+        block: number of values in a block.
         nbytes: bytes of a block in the file.
-        group: neighbours that share a scale.
+        group: number of values that share a scale.
         planes: bytes of each plane that a block is sorted into.
         low, high: bits of a code in the first and in the second plane.
     """

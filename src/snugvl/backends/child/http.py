@@ -184,7 +184,7 @@ class ChildApi:
         raise NotImplementedError
 
     async def told(self, path: str) -> dict[str, Any]:
-        """The object that GET `path` answers; empty where that is none.
+        """The JSON object that answers GET `path`; empty for another value.
 
         Raises:
             Foreign: it wants another API key.

@@ -37,7 +37,7 @@ async def until_ready(
 
     Raises:
         Foreign: something else answers.
-        Unreachable: it has taken connections for so long without an answer.
+        Unreachable: it has taken connections for `watchdog_s` without an answer.
     """
     silent_s = 0.0
     while True:

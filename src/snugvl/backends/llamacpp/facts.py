@@ -110,7 +110,7 @@ def _number(values: dict[str, Any], key: str) -> int:
 
 
 class PictureTokens(NamedTuple):
-    """A picture in llama.cpp's prompts: these texts around a number of placeholders."""
+    """Texts of a picture in a prompt: `begin`, a placeholder for each of its tokens, `end`."""
 
     begin: str
     placeholder: str

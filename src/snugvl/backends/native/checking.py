@@ -60,7 +60,7 @@ def settle(
     network: LoadableNetwork, config: EngineConfig, place: TargetDevice, kernels: KernelsAhead | None,
     limit_bytes: int, report: Progress,
 ) -> tuple[KernelVerdict, ...]:  # fmt: skip
-    """See that no kernel runs here that was found wrong, and find out where nobody has; those not used.
+    """Withdraw kernels that are wrong on this card, after a check if there was none yet; their verdicts.
 
     Args:
         network: in its final formats, without memory.

@@ -124,7 +124,7 @@ def checked(
     """The plan's placement as transformers takes it. `skeleton`: the network without memory ("meta").
 
     Raises:
-        RequestError: a device that is none, or another GPU than the one that was asked for; a module that the
+        RequestError: an unknown device, or another GPU than the one that was asked for; a module that the
             network doesn't have, or weights without a place.
     """
     placed = dict(placement)

@@ -109,7 +109,7 @@ def _written(call: ToolCall, message: int, index: int) -> str:
 
 
 def _apart(content: Sequence[Part]) -> tuple[str, tuple[Part, ...]]:
-    """The text of a content, and what of it is none."""
+    """(text of a content, its other parts)."""
     text = "".join(part.text for part in content if isinstance(part, Text))
     return text, tuple(part for part in content if not isinstance(part, Text))
 

@@ -1,7 +1,7 @@
 """Memory of the vision tower while it encodes, and of its outputs for the decoder.
 
-`models/vision.py` and `models/qwen2_5_vision.py` have the formulas of our towers. Chunks are of equal size: an
-image of a whole number of `ROWS` may need more than a larger one.
+`models/vision.py` and `models/qwen2_5_vision.py` have the formulas of our towers. Chunks are of equal size:
+an image of a whole number of `ROWS` may need more than a larger one.
 
 transformers' tower takes per patch, all 16-bit unless noted:
 
