@@ -51,8 +51,8 @@ def describe(
         ddr: its kind, such as "DDR4-3200", of two channels; "4xDDR4-3200" has four.
 
     Raises:
-        InputError: an unknown GPU or system, or a GPU that the system doesn't have; a size that can't be read,
-            is zero or negative, or held and more than there is.
+        InputError: an unknown GPU or system, or a GPU that the system doesn't have; a size that is no
+            size, zero or negative; more held than there is.
     """
     system = _system(os)
     model = _model(gpu, system, held, vram, count)
