@@ -59,7 +59,7 @@ Tell = Callable[[str], None]
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on.
+    """A free port of this machine.
 
     It is below those that systems give to programs that ask for any: none gets it before it is used.
     """

@@ -179,7 +179,7 @@ def llamacpp_models() -> Iterator[str]:
 
 
 def ggufs_here() -> list[str]:
-    """The names of all GGUF models on this machine, whoever downloaded them."""
+    """The names of all GGUF models on this machine, by any program that downloaded them."""
     return [*hub_models(), *ollama_models(), *lm_studio_models(), *llamacpp_models()]
 
 

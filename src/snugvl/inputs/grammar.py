@@ -3,7 +3,7 @@
 A grammar is compiled and asked for its first token in the caller's thread, before anything starts, so what
 is wrong with it is said at once. What could make that slow is bounded: sizes and nesting first (the Rust side
 recurses, and a stack that overflows takes the process along); then it is tried in a process that can be ended
-(`trials.py`), as nobody can tell from a grammar how long its compiler takes. Those used last are kept.
+(`trials.py`), as a grammar doesn't tell how long its compiler takes. Those used last are kept.
 
     kept? ─ no ─► sizes ─► llguidance's own form ─► tried ─► compiled, first mask ─► kept
 """
@@ -362,7 +362,7 @@ class _State(GrammarState):
         self._matcher = matcher
         self._first: bytes | None = lent.owner.first  # the mask, until there was a token
         self._panic: str | None = None
-        self._lent: _Lent | None = lent  # None: nobody else's words are in its automata
+        self._lent: _Lent | None = lent  # None: no other request's words are in its automata
         self._tokens: list[int] = []
         owner = lent.owner
         self._digits = owner.digits

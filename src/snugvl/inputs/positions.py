@@ -181,7 +181,7 @@ class Position:
 
     @property
     def key(self) -> Key | None:
-        """Equal for two answers only if the same tokens may follow both; None where nobody knows."""
+        """Equal for two answers only if the same tokens may follow both; None where that is unknown."""
         if self._lost:
             return None
         frames = tuple(self._frames)

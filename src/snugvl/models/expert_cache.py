@@ -326,7 +326,7 @@ class LayerSlots:
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
         """Experts in slots first, then the others as they arrive, and the host waits for `ids`; of few tokens
-        all at once, and nobody waits."""
+        all at once, without waiting."""
         if self._on_device is not None and ids.numel() <= self.device_slots and by_kernels(ids, *KERNELS):
             yield self._on_device.round(ids)
             return

@@ -170,7 +170,7 @@ def wsl_remedy(needed_bytes: int, most_bytes: int) -> str:
 def wsl_most_bytes(machine: Machine) -> int | None:
     """Memory that WSL2 could be given of the PC around it, in bytes, Windows left its part; None elsewhere.
 
-    Of a PC whose memory nobody said WSL2 has half, as it does by default.
+    WSL2 has half of a PC whose memory wasn't given, as it does by default.
     """
     if machine.os != "wsl2" or machine.container:
         return None

@@ -349,7 +349,7 @@ class CountTokensRequest(MessagesPrompt):
 
 
 class Metadata(RequestPart):
-    """Accepted without effect: nobody's requests are counted or stored here."""
+    """Accepted without effect: requests are neither counted nor stored by user."""
 
     user_id: str | None = None
 
@@ -484,7 +484,7 @@ def _join_texts(system: str | list[TextBlock] | None) -> str:
 
 
 async def _check_results(conversation: list[Message]) -> None:
-    """Raises RequestError where a tool answers a call that nobody made."""
+    """Raises RequestError where a tool answers a call that is not in the conversation."""
     call_ids: set[str | None] = set()
     async for message in in_turns(conversation):
         call_ids |= {call.id for call in message.tool_calls}

@@ -129,7 +129,7 @@ class Strict(BaseModel):
         unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
         known: names of these, and of its fields as a request writes them.
         optional: names of its fields that a request may leave out; null is as good as that.
-        warns: whether names that nobody here knows are a warning; `place`: what stands before them in it.
+        warns: whether unknown names are a warning; `place`: what stands before them in it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -275,7 +275,7 @@ async def _until_client_leaves(
             handler.cancel()
             await asyncio.wait({handler})
             if not handler.cancelled() and handler.exception() is not None and not answered:
-                return  # whatever went wrong while it was stopped, nobody is left to tell
+                return  # whatever went wrong while it was stopped: the client has left
         if not handler.cancelled():
             await handler
     finally:

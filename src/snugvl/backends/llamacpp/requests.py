@@ -194,7 +194,7 @@ def bodies(
     fields["prompt"] = list(ids)
     if prompt.pictures:
         fields["prompt"] = {"prompt_string": prompt.text, "multimodal_data": list(prompt.pictures)}
-    if request.tools is not None:  # text for whoever parses them, even where they are control tokens
+    if request.tools is not None:  # text for the parser, even where they are control tokens
         fields["preserved_tokens"] = list(speaker.model.marker_tokens)
     made = []
     for index in range(1 if params.greedy else params.n):

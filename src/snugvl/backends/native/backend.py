@@ -32,7 +32,7 @@ class NativeBackend(Hosted[PreparedPrompt]):
         thinking: ThinkingDefault = PLAIN,
         kernels: KernelsAhead | None = None,
     ) -> None:
-        """`kernels`: who compiles them ahead, if somebody does."""
+        """`kernels`: processes that compile kernels ahead, or None."""
         super().__init__(processor, capabilities, thinking)
         self._engine = engine
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only

@@ -94,7 +94,7 @@ def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = 
     if request.sampling.logprobs is not None:
         fields |= {"logprobs": True, "top_logprobs": request.sampling.logprobs}
     if request.tools is not None:
-        # The markers may be special tokens, and are text for whoever parses them.
+        # The markers may be special tokens, and are text for the parser.
         fields |= {**tools_json(request.tools, model), "tool_choice": "none", "skip_special_tokens": False}
     return VllmBody(CHAT, fields)
 

@@ -98,7 +98,7 @@ def chat_tool_use(
 
 
 class AnswerFormat(RequestPart):
-    """A form of the answer. Names in it that nobody here knows are ignored, with a warning."""
+    """A form of the answer. Unknown names in it are ignored, with a warning."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "response_format."
