@@ -409,7 +409,7 @@ def test_a_real_schema_of_arguments(either: tuple[GrammarCompiler, Backend]) -> 
         (ToolUse((Tool("a"), Tool("a"))), "two tools", "tools[1].name"),
         (ToolUse((Tool("a"),), "b"), "not 'b'; the tools are a", "tool_choice"),
         (ToolUse((Tool("a", "", {"type": "array"}),)), "can't be 'array'", "tools[0].parameters"),
-        (ToolUse((Tool("a", "", {"properties": {"x": {"type": "y"}}}),)), "not a type", "tools[0].parameters"),
+        (ToolUse((Tool("a", "", {"properties": {"x": {"type": "y"}}}),)), "y is not", "tools[0].parameters"),
         (
             ToolUse((Tool("a"), Tool("b", "", {"properties": {"a": json.loads(nested(99))}}))),
             "deeper than 100",

@@ -175,8 +175,8 @@ def test_nothing_is_left_of_a_run_that_ends_early(
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("--bits", "4.2"), 3, r"4.2 bits a weight can't be had"),
-        (("--bits", "8.9"), 3, r"8.9 bits a weight can't be had"),
+        (("--bits", "4.2"), 3, r"4.2 bits a weight can't be reached"),
+        (("--bits", "8.9"), 3, r"8.9 bits a weight can't be reached"),
         (("--group", "48"), 2, "--group must be 32, 64 or 128, not 48"),
         (("--with", "nowhere.txt"), 3, "nowhere.txt can't be read: No such file"),
         (("--with", "nowhere.png"), 3, "nowhere.png"),
@@ -187,7 +187,7 @@ def test_nothing_is_left_of_a_run_that_ends_early(
         (("--weights", "int4", "--bits", "4.5"), 2, "--bits has no place beside --weights"),
         (("--weights", "int4", "--with", "SHORT"), 2, "--with has no place beside --weights"),
         (("--weights", "int4", "--group", "128"), 4, "no matrix whose columns divide into groups of 128"),
-        (("--weights", "int5", "--group", "32", "--memory", "1MiB"), 5, "in int5 needs .* can be had"),
+        (("--weights", "int5", "--group", "32", "--memory", "1MiB"), 5, "in int5 needs .* is available"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(

@@ -38,7 +38,7 @@ class TargetDevice:
         limit_bytes: most that may be taken, the context included, or None without a wish.
         gpu: NVML's facts of it, or None.
         host_bytes: host memory that weights beside a GPU may take; None where it wasn't measured.
-        pinned_bytes: page-locked host memory that can be had, where it is scarce (WSL2), or None.
+        pinned_bytes: available page-locked host memory, where it is scarce (WSL2), or None.
         seen: the machine, where it was probed already.
     """
 

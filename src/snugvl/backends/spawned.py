@@ -205,7 +205,7 @@ class SpawnedProcess(ABC):
         """Take a line that the process printed."""
 
     async def _gone(self) -> None:
-        """Return when nothing more is to be had of it."""
+        """Return when nothing more will come from it."""
         await self._wait_for_exit(None)
 
     async def _wait_for_exit(self, timeout_s: float | None) -> None:

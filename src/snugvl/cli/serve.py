@@ -366,7 +366,7 @@ def _listening(settings: ServerSettings) -> socket:
     """The listening socket.
 
     Raises:
-        SnugvlError: it can't be had; says whose server of yours has the port.
+        SnugvlError: it is taken; says whose server of yours has the port.
     """
     from snugvl.cli import running
     from snugvl.server.connection import PortTaken, listen

@@ -169,5 +169,5 @@ def allocation_of(variant: Variant, place: TargetDevice, formats: Settings | Non
             return replace(found, settings=each, footprint=needed)
     raise DoesNotFit(
         f"{variant.load.model} in {least.weights_name} needs {format_size(needed.total_bytes)}; "
-        f"{format_size(found.usable_bytes)} can be had"
+        f"{format_size(found.usable_bytes)} is available"
     )

@@ -101,7 +101,7 @@ class Machine:
     """A machine, with all facts that a plan needs.
 
     Attributes:
-        pinned_bytes: page-locked host memory that can be had, where it is limited (WSL2), or None.
+        pinned_bytes: available page-locked host memory, where it is limited (WSL2), or None.
         spills: over-committed GPU memory silently moves to system memory instead of failing (WSL2, Windows).
         disk_free_bytes: free bytes on the disk that models are downloaded to.
         notes: problems while probing, in whole sentences.

@@ -433,7 +433,7 @@ async def conversation_of(media: RequestMedia, body: MessagesPrompt) -> tuple[Me
     """The conversation with its system prompt first; neighbours of one role become one turn.
 
     Raises:
-        RequestError, ImageError: a picture can't be had, or the turns make no conversation.
+        RequestError, ImageError: a picture can't be loaded, or the turns make no conversation.
     """
     if body.messages[-1].role == "assistant":
         raise RequestError(

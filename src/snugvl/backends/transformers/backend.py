@@ -228,7 +228,7 @@ def assemble(parts: LoadedParts) -> Made:
 
     Raises:
         DoesNotFit: no room for a context beside the weights.
-        RequestError: the context or the pixels that were asked for can't be had.
+        RequestError: the context or the pixels that were asked for don't fit or exist.
         CheckpointError, UnsupportedModel: the tokenizer or the chat template can't be used.
     """
     config, options = parts.checkpoint.config, parts.options

@@ -434,7 +434,7 @@ class RequestMedia:
         """Load all pictures and videos of the request; returns them by their paths in it.
 
         Raises:
-            RequestError, ImageError, QueueFull: there are too many, or one can't be had (`MediaLoader.load`).
+            RequestError, ImageError, QueueFull: there are too many, or one fails (`MediaLoader.load`).
         """
         frames = sum(len(ref.source) for ref in wanted.values() if isinstance(ref.source, list))
         if frames > MAX_FRAMES:

@@ -259,7 +259,7 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
 def parts_of(
     model: Inventory, device: Device, tower: TowerName = "auto", embedding: EmbeddingName = "auto"
 ) -> tuple[Parts, ...] | str:
-    """Parts to try on a device, best first, or why the wished places can't be had."""
+    """Parts to try on a device, best first, or why the wished places are impossible."""
     if why := _impossible(model, device, tower, embedding):
         return why
     found = [
