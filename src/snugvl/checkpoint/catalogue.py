@@ -165,7 +165,7 @@ class Entry:
 
     @property
     def editions(self) -> tuple[str, ...]:
-        """All GGUFs, the one to be led to first."""
+        """Names of all GGUFs, the recommended one first."""
         return tuple(filter(None, (self.gguf, *self.ggufs)))
 
 

@@ -59,12 +59,12 @@ class FixedSquare:
 
     @property
     def min_pixels(self) -> int:
-        """The one size there is."""
+        """Pixels of the one size of pictures."""
         return self.side**2
 
     @property
     def max_pixels(self) -> int:
-        """The one size there is."""
+        """Pixels of the one size of pictures."""
         return self.side**2
 
     def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
@@ -86,12 +86,12 @@ class FilledArea:
 
     @property
     def min_pixels(self) -> int:
-        """The one area there is."""
+        """Pixels of the one area of pictures."""
         return self.image_tokens * (self.patch_size * self.merge_size) ** 2
 
     @property
     def max_pixels(self) -> int:
-        """The one area there is."""
+        """Pixels of the one area of pictures."""
         return self.min_pixels
 
     def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:

@@ -515,7 +515,7 @@ class LargeGrammars(Generic[T]):
 
     @property
     def bytes(self) -> int:
-        """Memory of those in use."""
+        """Bytes of the grammars in use."""
         with self._lock:
             while self._gone:
                 self._bytes -= self._gone.popleft()

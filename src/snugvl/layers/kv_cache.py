@@ -89,7 +89,7 @@ class StateCache:
         return self.slots
 
     def copy(self, source: int, target: int) -> None:
-        """Let one slot's state be another's."""
+        """Copy the state of slot `source` to slot `target`."""
         self.recurrent[:, target] = self.recurrent[:, source]
         self.inputs[:, target] = self.inputs[:, source]
 
@@ -98,7 +98,7 @@ class StateCache:
         self.copy(slot, self.scratch + 1 + snapshot)
 
     def restore(self, slot: int, snapshot: int) -> None:
-        """Let a slot's state be what was kept."""
+        """Set a slot's state to a snapshot."""
         self.copy(self.scratch + 1 + snapshot, slot)
 
 

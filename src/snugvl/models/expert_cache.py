@@ -191,7 +191,7 @@ class SlotState:
 
     @staticmethod
     def empty(count: int, slots: int) -> "SlotState":
-        """That of `slots` empty ones, on the host."""
+        """State of `slots` empty slots for `count` experts, on the host."""
         flat = torch.full((4 + 2 * up_to(count) + slots,), -1, dtype=torch.int32)
         made = SlotState(flat, count, slots)
         made.counts.zero_()
@@ -199,7 +199,7 @@ class SlotState:
         return made
 
     def to(self, device: torch.device) -> "SlotState":
-        """A copy of it there."""
+        """A copy on `device`."""
         return SlotState(self.flat.to(device, copy=True), *self._sizes)
 
 

@@ -311,7 +311,7 @@ class OwnOutput:
         return own_grids(columns, self.group)
 
     def order(self, parts: Parts) -> None:
-        """Columns are stored as they are."""
+        """Do nothing: columns keep their order."""
 
     def rest(self, replaced: set[str]) -> int:
         """Bytes of the tensors that are copied."""
