@@ -27,7 +27,7 @@ _ROUNDS: Final = 8  # what is broken up may hold another one, each shorter
 
 
 def pattern_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """A pattern of `marks`, the longest first; marks of one character are left out: they can't be broken up."""
+    """A pattern of `marks`, the longest first, without those of one character, which can't be broken up."""
     found = sorted({mark for mark in marks if len(mark) > 1}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, found)) or "(?!)")
 

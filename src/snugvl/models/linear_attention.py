@@ -94,7 +94,7 @@ def keep(states: StateCache, layer: int, state_slots: torch.Tensor) -> None:
 
 
 def join_projections(layers: nn.Module) -> None:
-    """Join the projections of all layers (`GatedDeltaNet.join`), after formats are chosen, before memory is given."""
+    """Join the projections of all layers (`GatedDeltaNet.join`): after formats, before memory is given."""
     for module in layers.modules():
         if isinstance(module, GatedDeltaNet):
             module.join()
