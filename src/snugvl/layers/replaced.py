@@ -43,7 +43,7 @@ def withdrawn() -> tuple[str, ...]:
 
 
 def withdraw(names: Iterable[str]) -> None:
-    """Have this process use these kernels no more. What was recorded before goes on with them."""
+    """Stop using these kernels in this process; CUDA graphs recorded before keep them."""
     _withdrawn.update(names)
 
 
@@ -54,7 +54,7 @@ def recordable() -> bool:
 
 @contextmanager
 def without(names: Iterable[str]) -> Iterator[None]:
-    """Use these kernels, too, no more for a while. For a process that runs nothing else."""
+    """Also stop using these kernels inside the `with`. For a process that runs nothing else."""
     before = set(_withdrawn)
     _withdrawn.update(names)
     try:
