@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar
-from snugvl.engine.sampling.grammar import KeptLast
+from snugvl.engine.sampling.grammar import KeptLast, MadeMask
 from snugvl.inputs.grammar import MASKS_BYTES, MOST_MASKS, GrammarCompiler, _State, most_masks
 from snugvl.inputs.positions import ALTERNATIVES, LONGEST, Position, comparisons
 from snugvl.inputs.tools.enforceable import referred
@@ -52,7 +52,7 @@ def scalars() -> st.SearchStrategy[Schema]:
 
 
 def nested(part: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    names = st.lists(st.sampled_from(["a", "ab", "é", "n o"]), unique=True, min_size=1, max_size=3)
+    names = st.lists(st.sampled_from(["a", "ab", "é", "n o", "x\\y"]), unique=True, min_size=1, max_size=3)
     objects = st.builds(
         lambda names, parts, more, required: {
             "type": "object",
@@ -82,15 +82,15 @@ def nested(part: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 schemas = st.recursive(scalars(), nested, max_leaves=6)
 
 
-def fresh(state: _State) -> torch.Tensor:
-    """The mask of a matcher that has taken the same tokens and shares nothing."""
+def fresh(state: _State) -> tuple[torch.Tensor, LLMatcher]:
+    """The mask of a matcher that has taken the same tokens and shares nothing, and that matcher."""
     matcher: LLMatcher = state._lent.owner.make()  # type: ignore[union-attr]
     assert matcher.consume_tokens(state._tokens)
     bits = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
     matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
     assert not matcher.is_error(), matcher.get_error()
-    state._end_number(bits)
-    return bits
+    state._correct(bits)
+    return bits, matcher
 
 
 def walk(compiler: GrammarCompiler, schema: Schema, seed: int, answers: int = 6, tokens: int = 40) -> int:
@@ -99,23 +99,24 @@ def walk(compiler: GrammarCompiler, schema: Schema, seed: int, answers: int = 6,
     draw, known = random.Random(seed), 0
     for _ in range(answers):
         state: Any = grammar.start()
+        made: MadeMask | None = None
         for _ in range(tokens):
             bits = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
-            key = state._position and state._position.key
-            shared = state._first is None and key is not None and key in state._masks
-            known += shared
-            matcher = state._matcher
-            if shared:
-                state._matcher = None  # which isn't asked
+            taken = state._taken
             state.fill(bits)
-            state._matcher = matcher
-            if not state._matcher.is_stopped():
-                assert torch.equal(bits, fresh(state)), (schema, state._tokens, key)
+            right, matcher = fresh(state)
+            assert torch.equal(bits, right), (schema, state._tokens, state._key)
             ids = [i for i in range(VOCAB) if bits[i // 32] >> (i % 32) & 1]
-            # Ends of strings and of lists among the first of them would make all answers short.
-            state.accept(draw.choice(ids))
-            if state._matcher.is_stopped() or state.error:
+            if made is not None:
+                known += 1
+                assert made == (bits.numpy().tobytes(), ids[0] if len(ids) == 1 else None)
+                assert state._taken == taken, "its matcher isn't asked"
+            if matcher.is_stopped() or state._panic:
                 break
+            # Ends of strings and of lists among the first of them would make all answers short.
+            made = state.accept(draw.choice(ids))
+        assert state.error is None
+        assert state._taken == len(state._tokens)
     return known
 
 
@@ -224,7 +225,7 @@ def test_how_a_character_may_go_on(compiler: GrammarCompiler, backend: Backend, 
             continue
         for byte in begun:
             state.accept(tokens[bytes([byte])])
-        own = fresh(state).tolist()
+        own = fresh(state)[0].tolist()
         assert masks.setdefault(state._position.key, own) == own
         assert GOING_ON.setdefault(state._position.key, own) == own
 

@@ -34,6 +34,7 @@ _KNOWN: Final = frozenset(
 _NESTED: Final = frozenset({"array", "object"})  # types whose values begin alike and go on differently
 _NARROW: Final = b"\xe0\xed\xf0\xf4"  # first bytes of characters after which some second bytes are no UTF-8
 _QUOTE_OR_ESCAPE: Final = re.compile(rb'["\\]')
+_ESCAPE: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|[^u])")
 _ANOTHER: Final = b"*"  # in an object's frame, for properties that its schema doesn't name
 # How escapes of halves of characters (surrogates) begin behind their \u.
 _SURROGATES: Final = frozenset(b"d%c" % digit for digit in b"89abcdef")
@@ -62,7 +63,7 @@ class Comparisons:
         known = self.names if name else self.literals
         at = bisect_left(known, text)
         begun = at < len(known) and known[at].startswith(text)
-        return begun or (self.exact and not name) or b"\\" in text
+        return begun or (self.exact and not name)
 
 
 def comparisons(schema: Any) -> Comparisons | None:
@@ -160,12 +161,23 @@ class Position:
     What it can't follow it loses for good, such as blanks that its grammar doesn't have.
     """
 
-    __slots__ = ("_compared", "_escape", "_frames", "_length", "_lost", "_name", "_scalar", "_string")
+    __slots__ = (
+        "_around",
+        "_compared",
+        "_escape",
+        "_frames",
+        "_length",
+        "_lost",
+        "_name",
+        "_scalar",
+        "_string",
+    )
 
     def __init__(self, compared: Comparisons) -> None:
         self._compared = compared
         # Of each value around this point its bracket with what matters behind it, and how many items it has.
         self._frames: list[tuple[bytes, int]] = [(b"", 0)]
+        self._around: tuple[tuple[bytes, int], ...] | None = None  # `_frames`, until they change
         self._string: bytes | None = None  # an unfinished one; where it is counted, what isn't counted yet
         self._length: int | None = None  # its characters, an escape being one, if nothing else matters
         self._escape = b""  # an unfinished one
@@ -184,17 +196,35 @@ class Position:
         """Equal for two answers only if the same tokens may follow both; None where nobody knows."""
         if self._lost:
             return None
-        frames = tuple(self._frames)
+        if self._around is None:
+            self._around = tuple(self._frames)
+        frames = self._around
         if self._string is None:
             return frames, self._scalar, -1
         if self._length is None:
             return frames, b'"' + self._string + self._escape, -1
         most = 0 if self._name else self._compared.characters
-        return frames, _to_come(self._string) + self._escape, min(self._length, most)
+        begun = _to_come(self._string) + self._escape if self._string or self._escape else b""
+        return frames, begun, min(self._length, most)
+
+    @property
+    def open(self) -> bool:
+        """Whether an object, an array or a string has begun and not ended."""
+        return self._string is not None or len(self._frames) > 1
+
+    def count(self, characters: int) -> Key | None:
+        """The key after so many characters more, in a string of which only the length matters.
+
+        None where it stands in no such string, or `characters` is 0: it stays where it is.
+        """
+        if self._length is None or not characters or self._string or self._escape or self._lost:
+            return None
+        self._length += characters
+        return self.key
 
     def advance(self, text: bytes) -> None:
         """Go on by the bytes of a token."""
-        at = 0
+        at, self._around = 0, None
         while at < len(text) and not self._lost:
             if self._string is None:
                 self._outside(text[at : at + 1])
@@ -225,6 +255,9 @@ class Position:
         if self._length is None and self._compared.matter(string, name=self._name):
             self._string = string
             return
+        if b"\\" in string:  # of what mattered until now
+            self._lost = any(each[2:4].lower() in _SURROGATES for each in _ESCAPE.findall(string))
+            string = _ESCAPE.sub(b"e", string)
         end = len(string) if string.isascii() else len(string) - _unfinished(string)
         starts = end if string.isascii() else sum(byte & 0xC0 != 0x80 for byte in string[:end])
         self._length = (self._length or 0) + starts
