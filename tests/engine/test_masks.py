@@ -9,7 +9,7 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.sampling.grammar import KEPT_OPENINGS, GrammarState, Openings
+from snugvl.engine.sampling.grammar import KEPT_OPENINGS, GrammarState, MadeMask, Openings
 from snugvl.engine.sampling.masks import (
     PART_S,
     QUICK_S,
@@ -296,6 +296,43 @@ def test_a_mask_that_waits_for_others_is_not_slow() -> None:
     mask.wait()
     assert quick.makers[-1] == "snugvl-masks"
     assert pace.seconds < QUICK_S, "it took next to nothing of a processor"
+
+
+class Known(SlowState):
+    """Knows the masks after even tokens (7 after 8; 2 or 3 after the others); after odd ones all may come."""
+
+    def __init__(self, owner: Slow) -> None:
+        super().__init__(owner)
+        self.taken: list[int] = []
+
+    def accept(self, token: int) -> MadeMask | None:
+        self.taken.append(token)
+        return None if token % 2 else KNOWN[token == 8]
+
+
+KNOWN = MadeMask((0b1100).to_bytes(8, "little"), None), MadeMask((1 << 7).to_bytes(8, "little"), 7)
+
+
+def test_a_mask_that_is_known_is_made_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, pace = MaskThreads(1, 48), MaskPace(QUICK_S, True)
+    state = Known(Slow(-1))
+    mask = Mask(state, threads, pace, {9})
+    monkeypatch.setattr(MaskThreads, "ask", None)
+    mask.accept(4)
+    assert mask.ready
+    assert tokens_of(mask) == [2, 3]
+    assert pace.seconds < QUICK_S, "it took no time"
+    monkeypatch.undo()
+    mask.accept(8)
+    assert not mask.ready, "7 is forced, and behind that nobody knows"
+    mask.wait()
+    assert (list(mask.forced), state.taken) == ([7], [4, 8, 7])
+    mask.accept(7)
+    assert tokens_of(mask) == [*range(64)]
+    ending = Mask(Known(Slow(-1)), threads, pace, {7})
+    ending.accept(8)
+    assert ending.ready
+    assert ending.ends, "nobody asks for a mask behind its last token"
 
 
 def test_what_was_dropped_is_not_made_with_the_others() -> None:

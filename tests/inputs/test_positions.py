@@ -16,7 +16,7 @@ from snugvl.engine.sampling.grammar import KeptLast, MadeMask
 from snugvl.inputs.grammar import MASKS_BYTES, MOST_MASKS, GrammarCompiler, _State, most_masks
 from snugvl.inputs.positions import ALTERNATIVES, LONGEST, Position, comparisons
 from snugvl.inputs.tools.enforceable import referred
-from tests.inputs.test_grammar import VOCAB, backend, compiler
+from tests.inputs.test_grammar import VOCAB, allowed, backend, compiler
 
 __all__ = ("backend", "compiler")
 
@@ -159,10 +159,13 @@ def test_most_masks_of_later_answers_are_known_and_right(compiler: GrammarCompil
         ('["\\nab', '["a\\u0041b'),
         ('["a", "b", "c", "d", ', '["a", "b", "c", '),
         ('["abcdefghijkl', '["abcdefghijklmnop'),
+        ('["re\\nx', '["rest'),
+        ('["\\n\\u0041', '["\\t\\n'),
     ],
 )
 def test_what_no_grammar_compares_makes_no_other_position(one: str, other: str) -> None:
-    schema = {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 12}}
+    items = {"anyOf": [{"type": "string", "maxLength": 12}, {"enum": ["red", "a\nb"]}]}
+    schema = {"type": "array", "maxItems": 3, "items": items}
     assert key_of(schema, one) == key_of(schema, other) is not None
 
 
@@ -200,6 +203,37 @@ def test_properties_that_no_schema_names() -> None:
     assert key_of(schema, '{"name": "a", "b": 1, "c') != key_of(schema, '{"name": "b", "d')
     assert key_of(schema, '{"name": "a", "b') != key_of(schema, '{"b')
     assert key_of(schema, '{"b\\') != key_of(schema, '{"b')
+
+
+@pytest.mark.parametrize(
+    "schema", [{"const": "ab"}, {"type": "string"}, {"type": "object", "properties": {}}]
+)
+def test_behind_its_end_an_answer_stays_where_it_is(compiler: GrammarCompiler, schema: Schema) -> None:
+    """With `ignore_eos` tokens that end it go on coming."""
+    grammar, end = compiler.compile(Grammar("json_schema", json.dumps(schema))), compiler._tokenizer.eos_token
+    for _ in range(2):
+        state: Any = grammar.start()
+        text = '{"x": 1}' if schema.get("type") == "object" else '"ab"'
+        for token in [*compiler._tokenizer.tokenize_str(text), end, end, end]:
+            state.accept(token)
+            assert state.error is None
+            if token == end:
+                assert end in allowed(state)
+
+
+def test_a_token_of_a_string_goes_on_as_its_bytes_do(compiler: GrammarCompiler) -> None:
+    compared = comparisons({"type": "string", "maxLength": 99})
+    assert compared is not None
+    counted = 0
+    for token, characters in enumerate(compiler._table.characters):  # type: ignore[union-attr]
+        one, other = Position(compared), Position(compared)
+        one.advance(b'"a')
+        other.advance(b'"a')
+        if (key := one.count(characters)) is not None:
+            counted += 1
+            other.advance(compiler._tokenizer.decode_bytes([token]))
+            assert one.key == key == other.key
+    assert counted > VOCAB / 3
 
 
 def test_a_character_in_parts() -> None:

@@ -162,16 +162,8 @@ class Position:
     """
 
     __slots__ = (
-        "_around",
-        "_compared",
-        "_escape",
-        "_frames",
-        "_length",
-        "_lost",
-        "_name",
-        "_scalar",
-        "_string",
-    )
+        "_around", "_compared", "_escape", "_frames", "_length", "_lost", "_name", "_scalar", "_string",
+    )  # fmt: skip
 
     def __init__(self, compared: Comparisons) -> None:
         self._compared = compared
@@ -266,7 +258,7 @@ class Position:
     def _end_escape(self, string: bytes) -> None:
         escape, self._escape = self._escape, b""
         if self._length is None:
-            self._string = string + escape
+            self._add(string + escape)
         elif escape[2:4].lower() in _SURROGATES:
             self._lost = True  # whether another must follow is the grammar's affair
         else:

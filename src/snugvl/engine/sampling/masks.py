@@ -445,10 +445,8 @@ def allowed_bits(
     Waits for masks that are not ready. `pinned`: in page-locked memory, from where a copy doesn't block.
     """
     bits = torch.empty(len(masks), (vocab + 31) // 32, dtype=torch.int32, pin_memory=pinned)
-    rows, size = (
-        memoryview(bits.numpy().data).cast("B"),
-        4 * bits.shape[1],
-    )  # numpy would let go of Python's lock
+    rows = memoryview(bits.numpy().data).cast("B")  # numpy would let go of Python's lock for each of them
+    size = 4 * bits.shape[1]
     for start, mask in zip(count(0, size), masks, strict=False):
         if mask is not None and not mask.ready:
             mask.wait()
