@@ -428,7 +428,9 @@ def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, f
     assert raised.value.field == field
 
 
-OWNER = SimpleNamespace(first=b"", openings={}, table=None, compared=None, masks={}, tokenizer=None)
+OWNER = SimpleNamespace(
+    first=b"", openings={}, table=None, position=None, markers={}, masks={}, tokenizer=None
+)
 LENT: Any = SimpleNamespace(owner=OWNER)
 
 

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import Tokenizer as Backend
 
-from snugvl.core.messages import Grammar
-from snugvl.engine.sampling.grammar import KeptLast, MadeMask
+from snugvl.core.messages import Grammar, Tool, ToolForm, ToolUse
+from snugvl.engine.sampling.grammar import GrammarState, KeptLast, MadeMask, TokenGrammar
+from snugvl.errors import RequestError
 from snugvl.inputs.grammar import MASKS_BYTES, MOST_MASKS, GrammarCompiler, _State, most_masks
-from snugvl.inputs.positions import ALTERNATIVES, LONGEST, Position, comparisons
+from snugvl.inputs.positions import ALTERNATIVES, LONGEST, CallPosition, Position, beginning, comparisons
 from snugvl.inputs.tools.enforceable import referred
-from tests.inputs.test_grammar import VOCAB, allowed, backend, compiler
+from snugvl.inputs.tools.forms import before_arguments
+from tests.draws import draws
+from tests.inputs.test_grammar import VOCAB, allowed, backend, compiler, either
 
-__all__ = ("backend", "compiler")
+__all__ = ("backend", "compiler", "either")
 
 Schema = dict[str, Any]
 
@@ -95,7 +98,11 @@ def fresh(state: _State) -> tuple[torch.Tensor, LLMatcher]:
 
 def walk(compiler: GrammarCompiler, schema: Schema, seed: int, answers: int = 6, tokens: int = 40) -> int:
     """Random answers, each of whose masks is compared; how many of them were known by their position."""
-    grammar = compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    return walked(compiler.compile(Grammar("json_schema", json.dumps(schema))), seed, answers, tokens)
+
+
+def walked(grammar: TokenGrammar, seed: int, answers: int = 6, tokens: int = 40) -> int:
+    """`walk` of a grammar."""
     draw, known = random.Random(seed), 0
     for _ in range(answers):
         state: Any = grammar.start()
@@ -105,7 +112,7 @@ def walk(compiler: GrammarCompiler, schema: Schema, seed: int, answers: int = 6,
             taken = state._taken
             state.fill(bits)
             right, matcher = fresh(state)
-            assert torch.equal(bits, right), (schema, state._tokens, state._key)
+            assert torch.equal(bits, right), (state._tokens, state._key)
             ids = [i for i in range(VOCAB) if bits[i // 32] >> (i % 32) & 1]
             if made is not None:
                 known += 1
@@ -129,6 +136,78 @@ def test_answers_at_one_position_may_go_on_alike(
     except Exception as error:
         if "can't be used" not in str(error):
             raise
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama"])
+@draws(15)
+@given(st.lists(schemas, min_size=1, max_size=2), st.integers(0, 1 << 20))
+def test_calls_of_tools_at_one_position_may_go_on_alike(
+    either: tuple[GrammarCompiler, Backend], form: Any, parts: list[Schema], seed: int
+) -> None:
+    """Whatever stands before them, and whichever tool is called."""
+    compiler = either[0]
+    compiler._form = ToolForm(form)
+    tools = tuple(
+        Tool(name, parameters={"properties": {"a": part, "b": {"type": "string"}}, "required": ["a"]})
+        for name, part in zip(("f", "g"), parts, strict=False)
+    )
+    for choice in ("required", "auto"):
+        try:
+            grammar = compiler.compile_tools(ToolUse(tools, choice))
+        except RequestError:
+            continue
+        walked(Called(grammar, compiler, tools[0]) if choice == "auto" else grammar, seed, answers=4)
+
+
+class Called:
+    """A grammar whose answers have begun with a text and a call."""
+
+    def __init__(self, grammar: TokenGrammar, compiler: GrammarCompiler, tool: Tool) -> None:
+        self.grammar, self.compiler = grammar, compiler
+        self.text = "Ab<" + (before_arguments(compiler._form, tool.name) or "")
+
+    def start(self) -> GrammarState:
+        state = self.grammar.start()
+        for token in self.compiler._source.encode(self.text):
+            state.accept(token)
+        assert state.error is None
+        return state
+
+
+def test_most_masks_of_later_calls_are_known(either: tuple[GrammarCompiler, Backend]) -> None:
+    compiler = either[0]
+    compiler._form = ToolForm("hermes")
+    use = ToolUse((Tool("f", parameters=LIMITED), Tool("g", parameters=LIMITED)), "required")
+    assert walked(compiler.compile_tools(use), 1, answers=20, tokens=60) > 200
+
+
+def test_a_call_is_known_by_what_stands_before_its_arguments() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    begun = [beginning(schema, mark) for mark in (b"1;", b"2;")]
+    position = CallPosition({b"<c>\nf:": begun[0], b"<c>\ng:": None, b"<c>\nh:": begun[1]})
+    position.advance(b"text <c")
+    assert position.key is None
+    position.advance(b'>\nf:{"a": "x')
+    inside = position.key
+    assert inside is not None
+    position.advance(b"<c>")
+    assert position.key == inside
+    copied = position.copy()
+    position.advance(b'"}; ')
+    assert position.key is None, "what stands behind a call is in none"
+    assert copied.key == inside
+    position.advance(b'<c>\ng:{"a": "x')
+    assert position.key is None, "of some nobody knows"
+    position.advance(b'"}<c>\nh:{"a": "\\ud800')
+    position.advance(b"x")
+    assert position.key is None, "and some are lost"
+    position.advance(b'"}<c>\nf:{"a": "x')
+    assert position.key == inside
+    position.advance(b'"}<c>\nh:{"a": "x')
+    position.advance(b"y")
+    assert position.key is None, "a call that begins in the same token as another's end"
+    position.advance(b'"}<c>\nh:{"a": "x')
+    assert position.key not in (None, inside), "each tool has its own"
 
 
 LIMITED: Schema = {

@@ -14,7 +14,7 @@ import time
 import weakref
 from _thread import start_new_thread
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy as shallow
 from dataclasses import dataclass
@@ -34,10 +34,11 @@ from snugvl.engine.sampling.grammar import GrammarState, KeptLast, MadeMask, Ope
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.errors import ENDINGS, QueueFull
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
-from snugvl.inputs.positions import Comparisons, Key, Position, comparisons
+from snugvl.inputs.positions import CallPosition, Key, Position, beginning
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.enforceable import ended
-from snugvl.inputs.tools.forms import markers
+from snugvl.inputs.tools.forms import before_arguments, markers
+from snugvl.inputs.tools.grammar import arguments_schema, called
 from snugvl.inputs.trial import limits
 from snugvl.inputs.trials import GRAMMAR_BYTES, Trials
 
@@ -84,7 +85,11 @@ class GrammarCompiler:
             RequestError: it is no such grammar, uses what isn't supported, allows nothing, or is too large.
         """
         key = grammar.kind, grammar.source
-        compiled = self._compiled(key, lambda: grammar_text(grammar, FIELD), FIELD, go_on)
+
+        def begin() -> Position | None:
+            return beginning(ended(json.loads(grammar.source))) if grammar.kind == "json_schema" else None
+
+        compiled = self._compiled(key, lambda: grammar_text(grammar, FIELD), begin, FIELD, go_on)
         check_choices(grammar, choices, FIELD)
         return compiled.lend(choices)
 
@@ -99,8 +104,16 @@ class GrammarCompiler:
             lark = tools_lark(self._form, use, self.marker_tokens, self._trials, go_on)
             return LLMatcher.grammar_from_lark(lark)
 
-        compiled = self._compiled(("tools", repr(use)), text, "tools", go_on)
+        compiled = self._compiled(("tools", repr(use)), text, lambda: self._calls(use), "tools", go_on)
         return compiled.lend(choices)
+
+    def _calls(self, use: ToolUse) -> CallPosition | None:
+        """The beginning of an answer with calls; None where their form has no positions."""
+        calls = {}
+        for i, tool in enumerate(called(use)):
+            if (head := before_arguments(self._form, tool.name)) is not None:
+                calls[head.encode()] = beginning(ended(arguments_schema(tool)), b"%d;" % i)
+        return CallPosition(calls) if calls else None
 
     def close(self) -> None:
         """End what runs beside this process, and let go of what was compiled."""
@@ -133,8 +146,18 @@ class GrammarCompiler:
                 self._table = TokenTable(self._made)
             return self._made
 
-    def _compiled(self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn) -> "_Compiled":
-        """The grammar that was kept for a key, or the one that `make` gives in llguidance's own form."""
+    def _compiled(
+        self,
+        key: Kept,
+        make: Callable[[], str],
+        begin: Callable[[], Position | CallPosition | None],
+        field: str,
+        go_on: GoOn,
+    ) -> "_Compiled":
+        """The grammar that was kept for a key, or the one that `make` gives in llguidance's own form.
+
+        `begin`: the position at which its answers begin, if they have one.
+        """
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -149,13 +172,13 @@ class GrammarCompiler:
             raise refused(verdict.error, key[0], field)
         tokenizer = self._tokenizer
         table = self._table if key[0] in ("json_schema", "tools") else None
-        compared = comparisons(ended(json.loads(key[1]))) if key[0] == "json_schema" else None
+        position = begin()
 
         def matcher() -> LLMatcher:
             return LLMatcher(tokenizer, text, log_level=0, limits=limits())
 
         def made() -> _Compiled:
-            return _Compiled(matcher, verdict.bytes, table, compared, tokenizer)
+            return _Compiled(matcher, verdict.bytes, table, position, self.marker_tokens, tokenizer)
 
         too_large = verdict.bytes > KEPT_BYTES
         compiled = self._large.made(key, verdict.bytes, made) if too_large else made()
@@ -251,7 +274,8 @@ class _Compiled:
         error: what is wrong with it, or None.
         openings: see `GrammarState`.
         table: ends numbers that go on and on; None where its digits are none of JSON's.
-        compared: what positions in its answers depend on; None where masks aren't known by position.
+        position: the one at which answers begin; None where masks aren't known by position.
+        markers: text of tokens that are markers of calls.
         masks: those that were made last, by position.
         tokenizer: whose tokens its answers have.
     """
@@ -261,11 +285,13 @@ class _Compiled:
         make: Callable[[], LLMatcher],
         size: int,
         table: TokenTable | None,
-        compared: Comparisons | None,
+        position: Position | CallPosition | None,
+        markers: Mapping[str, int],
         tokenizer: LLTokenizer,
     ) -> None:
         """`size`: bytes that a matcher takes; all of them take `GRAMMAR_BYTES` at most."""
-        self.table, self.compared, self.tokenizer = table, compared, tokenizer
+        self.table, self.position, self.tokenizer = table, position, tokenizer
+        self.markers = {token: text.encode() for text, token in markers.items()}
         self.masks: KeptLast[Key, MadeMask] = KeptLast(most_masks(tokenizer.vocab_size))
         begun = time.thread_time()
         matcher = make()
@@ -379,9 +405,9 @@ class _State(GrammarState):
         self._characters = b"" if owner.table is None else owner.table.characters
         self._run = 0  # digits in a row at the end of the answer so far
         self._masks, self._tokenizer = owner.masks, owner.tokenizer
-        self._position = None if owner.compared is None else Position(owner.compared)
+        self._position = owner.position and owner.position.copy()
+        self._markers = owner.markers
         self._key: Key | None = None  # of its position; None where that says nothing about the mask
-        self._open = False  # whether an unfinished value stands there, so that the matcher waits for more
 
     @property
     def openings(self) -> Openings | None:
@@ -474,7 +500,7 @@ class _State(GrammarState):
             self._tokens.append(token)
             self._run, self._key = 0, key  # its digits are none of a number
             return self._masks.get(key)
-        if self._key is None or not self._open:
+        if self._key is None:
             self._catch_up()
             if self._panic is not None or self._matcher.is_stopped():
                 return None  # with `ignore_eos` end-of-sequence tokens go on coming
@@ -486,13 +512,14 @@ class _State(GrammarState):
             self._advance(self._position, token)
         return None if self._key is None or self._run >= MOST else self._masks.get(self._key)
 
-    def _advance(self, position: Position, token: int) -> None:
+    def _advance(self, position: Position | CallPosition, token: int) -> None:
         """Go on to the position after a token."""
-        if self._tokenizer.is_special_token(token):
+        text = self._markers.get(token)
+        if text is None and self._tokenizer.is_special_token(token):
             self._position = self._key = None  # it stands for no text
         else:
-            position.advance(self._tokenizer.decode_bytes([token]))
-            self._key, self._open = position.key, position.open
+            position.advance(text or self._tokenizer.decode_bytes([token]))
+            self._key = position.key
 
     def _catch_up(self) -> None:
         """Give the matcher the tokens that it hasn't taken yet."""

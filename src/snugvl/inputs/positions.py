@@ -165,10 +165,11 @@ class Position:
         "_around", "_compared", "_escape", "_frames", "_length", "_lost", "_name", "_scalar", "_string",
     )  # fmt: skip
 
-    def __init__(self, compared: Comparisons) -> None:
+    def __init__(self, compared: Comparisons, mark: bytes = b"") -> None:
+        """`mark`: see `beginning`."""
         self._compared = compared
         # Of each value around this point its bracket with what matters behind it, and how many items it has.
-        self._frames: list[tuple[bytes, int]] = [(b"", 0)]
+        self._frames: list[tuple[bytes, int]] = [(mark, 0)]
         self._around: tuple[tuple[bytes, int], ...] | None = None  # `_frames`, until they change
         self._string: bytes | None = None  # an unfinished one; where it is counted, what isn't counted yet
         self._length: int | None = None  # its characters, an escape being one, if nothing else matters
@@ -200,9 +201,9 @@ class Position:
         return frames, begun, min(self._length, most)
 
     @property
-    def open(self) -> bool:
-        """Whether an object, an array or a string has begun and not ended."""
-        return self._string is not None or len(self._frames) > 1
+    def ended(self) -> bool:
+        """Whether the value that an answer consists of has ended."""
+        return not self._frames or (len(self._frames) == 1 and self._frames[0][0].endswith(b"0"))
 
     def count(self, characters: int) -> Key | None:
         """The key after so many characters more, in a string of which only the length matters.
@@ -309,6 +310,56 @@ class Position:
                 self._frames.append((byte, 0))
             else:
                 self._scalar += byte
+
+
+def beginning(schema: Any, mark: bytes = b"") -> Position | None:
+    """The position at which JSON of a schema begins; None where `comparisons` has nothing to say.
+
+    `mark`: tells positions in it from those in other schemas.
+    """
+    compared = comparisons(schema)
+    return None if compared is None else Position(compared, mark)
+
+
+class CallPosition:
+    """Where an answer that may call tools stands: a position in the arguments of a call, or none."""
+
+    def __init__(self, calls: Mapping[bytes, Position | None]) -> None:
+        """`calls`: where the arguments of each tool begin, if that is known, by the text before them, which no
+        other text of an answer holds, and no JSON."""
+        self._calls = calls
+        self._heads = re.compile(b"|".join(map(re.escape, calls)))
+        self._longest = max(map(len, calls))
+        self._tail = b""  # of what stands outside of arguments
+        self._inside: Position | None = None
+
+    def copy(self) -> "CallPosition":
+        """A position of its own, at the same point."""
+        made = shallow(self)
+        made._inside = self._inside and self._inside.copy()
+        return made
+
+    @property
+    def key(self) -> Key | None:
+        """See `Position.key`."""
+        return None if self._inside is None else self._inside.key
+
+    def count(self, characters: int) -> Key | None:
+        """See `Position.count`."""
+        return None if self._inside is None else self._inside.count(characters)
+
+    def advance(self, text: bytes) -> None:
+        """See `Position.advance`; markers of calls are text."""
+        if self._inside is None:
+            self._tail += text
+            if found := self._heads.search(self._tail):
+                begun, text = self._calls[found[0]], self._tail[found.end() :]
+                self._inside = begun and begun.copy()
+            self._tail = b"" if found else self._tail[-self._longest :]
+        if self._inside is not None:
+            self._inside.advance(text)
+            if self._inside.ended or self._inside.key is None:
+                self._inside = None
 
 
 def _unfinished(text: bytes) -> int:
