@@ -15,7 +15,7 @@ from snugvl.core.messages import Grammar, Tool, ToolForm, ToolUse
 from snugvl.engine.sampling.grammar import GrammarState, KeptLast, MadeMask, TokenGrammar
 from snugvl.errors import RequestError
 from snugvl.inputs.grammar import MASKS_BYTES, MOST_MASKS, GrammarCompiler, _State, most_masks
-from snugvl.inputs.positions import ALTERNATIVES, LONGEST, CallPosition, Position, beginning, comparisons
+from snugvl.inputs.positions import ALTERNATIVES, LONGEST, Position, comparisons
 from snugvl.inputs.tools.enforceable import referred
 from snugvl.inputs.tools.forms import before_arguments
 from tests.draws import draws
@@ -181,33 +181,31 @@ def test_most_masks_of_later_calls_are_known(either: tuple[GrammarCompiler, Back
     assert walked(compiler.compile_tools(use), 1, answers=20, tokens=60) > 200
 
 
-def test_a_call_is_known_by_what_stands_before_its_arguments() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
-    begun = [beginning(schema, mark) for mark in (b"1;", b"2;")]
-    position = CallPosition({b"<c>\nf:": begun[0], b"<c>\ng:": None, b"<c>\nh:": begun[1]})
-    position.advance(b"text <c")
-    assert position.key is None
-    position.advance(b'>\nf:{"a": "x')
-    inside = position.key
+def test_a_call_is_known_by_what_stands_before_its_arguments(compiler: GrammarCompiler) -> None:
+    """In each tool's arguments there are positions of its own, if there are any."""
+    compiler._form = ToolForm("hermes")
+    text = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    other = {"properties": {"a": {"allOf": [{"type": "string"}]}}, "required": ["a"]}
+    tools = Tool("f", parameters=text), Tool("g", parameters=other), Tool("h", parameters=text)
+    state: Any = compiler.compile_tools(ToolUse(tools)).start()
+
+    def key_after(said: str) -> object:
+        for token in compiler._source.encode(said):
+            state.accept(token)
+        assert state.error is None
+        return state._key
+
+    assert key_after("Text <tool") is None
+    assert key_after('<tool_call>\n{"name": "f", "arguments":') is None
+    inside = key_after(' {"a": "x')
     assert inside is not None
-    position.advance(b"<c>")
-    assert position.key == inside
-    copied = position.copy()
-    position.advance(b'"}; ')
-    assert position.key is None, "what stands behind a call is in none"
-    assert copied.key == inside
-    position.advance(b'<c>\ng:{"a": "x')
-    assert position.key is None, "of some nobody knows"
-    position.advance(b'"}<c>\nh:{"a": "\\ud800')
-    position.advance(b"x")
-    assert position.key is None, "and some are lost"
-    position.advance(b'"}<c>\nf:{"a": "x')
-    assert position.key == inside
-    position.advance(b'"}<c>\nh:{"a": "x')
-    position.advance(b"y")
-    assert position.key is None, "a call that begins in the same token as another's end"
-    position.advance(b'"}<c>\nh:{"a": "x')
-    assert position.key not in (None, inside), "each tool has its own"
+    assert key_after("yz<tool") == inside
+    copied = state.copy()
+    assert key_after('"}}\n</tool_call>') is None, "what stands behind a call is in none"
+    assert copied._key == inside
+    assert key_after('\n<tool_call>\n{"name": "h", "arguments": {"a": "x') not in (None, inside)
+    assert key_after('"}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {"a": "x') is None
+    assert key_after('"}}\n</tool_call>\n<tool_call>\n{"name": "f", "arguments": {"a": "x') == inside
 
 
 LIMITED: Schema = {

@@ -34,7 +34,7 @@ from snugvl.engine.sampling.grammar import GrammarState, KeptLast, MadeMask, Ope
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.errors import ENDINGS, QueueFull
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
-from snugvl.inputs.positions import CallPosition, Key, Position, beginning
+from snugvl.inputs.positions import Calls, Key, Position, beginning
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.enforceable import ended
 from snugvl.inputs.tools.forms import before_arguments, markers
@@ -85,11 +85,7 @@ class GrammarCompiler:
             RequestError: it is no such grammar, uses what isn't supported, allows nothing, or is too large.
         """
         key = grammar.kind, grammar.source
-
-        def begin() -> Position | None:
-            return beginning(ended(json.loads(grammar.source))) if grammar.kind == "json_schema" else None
-
-        compiled = self._compiled(key, lambda: grammar_text(grammar, FIELD), begin, FIELD, go_on)
+        compiled = self._compiled(key, lambda: grammar_text(grammar, FIELD), FIELD, go_on)
         check_choices(grammar, choices, FIELD)
         return compiled.lend(choices)
 
@@ -104,16 +100,18 @@ class GrammarCompiler:
             lark = tools_lark(self._form, use, self.marker_tokens, self._trials, go_on)
             return LLMatcher.grammar_from_lark(lark)
 
-        compiled = self._compiled(("tools", repr(use)), text, lambda: self._calls(use), "tools", go_on)
+        compiled = self._compiled(("tools", repr(use)), text, "tools", go_on, use)
         return compiled.lend(choices)
 
-    def _calls(self, use: ToolUse) -> CallPosition | None:
-        """The beginning of an answer with calls; None where their form has no positions."""
-        calls = {}
+    def _calls(self, use: ToolUse) -> Calls | None:
+        """Where arguments begin; None where that is known of no tool."""
+        begun = {}
         for i, tool in enumerate(called(use)):
-            if (head := before_arguments(self._form, tool.name)) is not None:
-                calls[head.encode()] = beginning(ended(arguments_schema(tool)), b"%d;" % i)
-        return CallPosition(calls) if calls else None
+            position = beginning(ended(arguments_schema(tool)), b"%d;" % i)
+            head = before_arguments(self._form, tool.name)
+            if head is not None and position is not None:
+                begun[head.encode()] = position
+        return Calls(begun) if begun else None
 
     def close(self) -> None:
         """End what runs beside this process, and let go of what was compiled."""
@@ -147,17 +145,9 @@ class GrammarCompiler:
             return self._made
 
     def _compiled(
-        self,
-        key: Kept,
-        make: Callable[[], str],
-        begin: Callable[[], Position | CallPosition | None],
-        field: str,
-        go_on: GoOn,
+        self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn, use: ToolUse | None = None
     ) -> "_Compiled":
-        """The grammar that was kept for a key, or the one that `make` gives in llguidance's own form.
-
-        `begin`: the position at which its answers begin, if they have one.
-        """
+        """The grammar that was kept for a key, or the one that `make` gives in llguidance's own form."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -172,13 +162,14 @@ class GrammarCompiler:
             raise refused(verdict.error, key[0], field)
         tokenizer = self._tokenizer
         table = self._table if key[0] in ("json_schema", "tools") else None
-        position = begin()
+        position = beginning(ended(json.loads(key[1]))) if key[0] == "json_schema" else None
+        calls = None if use is None else self._calls(use)
 
         def matcher() -> LLMatcher:
             return LLMatcher(tokenizer, text, log_level=0, limits=limits())
 
         def made() -> _Compiled:
-            return _Compiled(matcher, verdict.bytes, table, position, self.marker_tokens, tokenizer)
+            return _Compiled(matcher, verdict.bytes, table, position, calls, self.marker_tokens, tokenizer)
 
         too_large = verdict.bytes > KEPT_BYTES
         compiled = self._large.made(key, verdict.bytes, made) if too_large else made()
@@ -274,7 +265,8 @@ class _Compiled:
         error: what is wrong with it, or None.
         openings: see `GrammarState`.
         table: ends numbers that go on and on; None where its digits are none of JSON's.
-        position: the one at which answers begin; None where masks aren't known by position.
+        position: the one at which answers begin; None where masks aren't known by position from there on.
+        calls: positions in answers with calls; None where there are none.
         markers: text of tokens that are markers of calls.
         masks: those that were made last, by position.
         tokenizer: whose tokens its answers have.
@@ -285,12 +277,13 @@ class _Compiled:
         make: Callable[[], LLMatcher],
         size: int,
         table: TokenTable | None,
-        position: Position | CallPosition | None,
+        position: Position | None,
+        calls: Calls | None,
         markers: Mapping[str, int],
         tokenizer: LLTokenizer,
     ) -> None:
         """`size`: bytes that a matcher takes; all of them take `GRAMMAR_BYTES` at most."""
-        self.table, self.position, self.tokenizer = table, position, tokenizer
+        self.table, self.position, self.calls, self.tokenizer = table, position, calls, tokenizer
         self.markers = {token: text.encode() for text, token in markers.items()}
         self.masks: KeptLast[Key, MadeMask] = KeptLast(most_masks(tokenizer.vocab_size))
         begun = time.thread_time()
@@ -406,7 +399,8 @@ class _State(GrammarState):
         self._run = 0  # digits in a row at the end of the answer so far
         self._masks, self._tokenizer = owner.masks, owner.tokenizer
         self._position = owner.position and owner.position.copy()
-        self._markers = owner.markers
+        self._calls, self._markers = owner.calls, owner.markers
+        self._tail = b""  # of what stands outside of arguments, where it may call tools
         self._key: Key | None = None  # of its position; None where that says nothing about the mask
 
     @property
@@ -508,18 +502,24 @@ class _State(GrammarState):
         self._tokens.append(token)
         if self._table is not None:
             self._run = self._table.run(self._run, token)
-        if self._position is not None:
-            self._advance(self._position, token)
+        if self._position is not None or self._calls is not None:
+            self._advance(token)
         return None if self._key is None or self._run >= MOST else self._masks.get(self._key)
 
-    def _advance(self, position: Position | CallPosition, token: int) -> None:
+    def _advance(self, token: int) -> None:
         """Go on to the position after a token."""
         text = self._markers.get(token)
         if text is None and self._tokenizer.is_special_token(token):
-            self._position = self._key = None  # it stands for no text
-        else:
-            position.advance(text or self._tokenizer.decode_bytes([token]))
-            self._key = position.key
+            self._position = self._calls = self._key = None  # it stands for no text
+            return
+        text = text or self._tokenizer.decode_bytes([token])
+        if self._position is not None:
+            self._position.advance(text)
+        elif self._calls is not None:
+            self._tail, self._position = self._calls.find(self._tail + text)
+        self._key = None if self._position is None else self._position.key
+        if self._key is None and self._calls is not None:
+            self._position = None  # until arguments begin again
 
     def _catch_up(self) -> None:
         """Give the matcher the tokens that it hasn't taken yet."""

@@ -200,11 +200,6 @@ class Position:
         begun = _to_come(self._string) + self._escape if self._string or self._escape else b""
         return frames, begun, min(self._length, most)
 
-    @property
-    def ended(self) -> bool:
-        """Whether the value that an answer consists of has ended."""
-        return not self._frames or (len(self._frames) == 1 and self._frames[0][0].endswith(b"0"))
-
     def count(self, characters: int) -> Key | None:
         """The key after so many characters more, in a string of which only the length matters.
 
@@ -321,45 +316,23 @@ def beginning(schema: Any, mark: bytes = b"") -> Position | None:
     return None if compared is None else Position(compared, mark)
 
 
-class CallPosition:
-    """Where an answer that may call tools stands: a position in the arguments of a call, or none."""
+class Calls:
+    """The positions at which arguments of tools begin, in an answer that may call them."""
 
-    def __init__(self, calls: Mapping[bytes, Position | None]) -> None:
-        """`calls`: where the arguments of each tool begin, if that is known, by the text before them, which no
-        other text of an answer holds, and no JSON."""
-        self._calls = calls
-        self._heads = re.compile(b"|".join(map(re.escape, calls)))
-        self._longest = max(map(len, calls))
-        self._tail = b""  # of what stands outside of arguments
-        self._inside: Position | None = None
+    def __init__(self, begun: Mapping[bytes, Position]) -> None:
+        """`begun`: by the text before the arguments, which nothing else in an answer holds, nor any JSON."""
+        self._begun = begun
+        self._heads = re.compile(b"|".join(map(re.escape, begun)))
+        self._longest = max(map(len, begun))
 
-    def copy(self) -> "CallPosition":
-        """A position of its own, at the same point."""
-        made = shallow(self)
-        made._inside = self._inside and self._inside.copy()
-        return made
-
-    @property
-    def key(self) -> Key | None:
-        """See `Position.key`."""
-        return None if self._inside is None else self._inside.key
-
-    def count(self, characters: int) -> Key | None:
-        """See `Position.count`."""
-        return None if self._inside is None else self._inside.count(characters)
-
-    def advance(self, text: bytes) -> None:
-        """See `Position.advance`; markers of calls are text."""
-        if self._inside is None:
-            self._tail += text
-            if found := self._heads.search(self._tail):
-                begun, text = self._calls[found[0]], self._tail[found.end() :]
-                self._inside = begun and begun.copy()
-            self._tail = b"" if found else self._tail[-self._longest :]
-        if self._inside is not None:
-            self._inside.advance(text)
-            if self._inside.ended or self._inside.key is None:
-                self._inside = None
+    def find(self, text: bytes) -> tuple[bytes, Position | None]:
+        """What is to be looked at again with the text that follows, and the position in arguments or None."""
+        found = self._heads.search(text)
+        if found is None:
+            return text[-self._longest :], None
+        position = self._begun[found[0]].copy()
+        position.advance(text[found.end() :])
+        return b"", position
 
 
 def _unfinished(text: bytes) -> int:

@@ -23,7 +23,7 @@ class _Form:
     parser: type[CallParser]
     lark: Callable[[ToolUse, Mapping[str, int]], list[str]]
     markers: tuple[str, ...]
-    before: Callable[[str], str] | None = None
+    before: Callable[[str], str | None] = lambda _: None
 
 
 _FORMS: Final[Mapping[str, _Form]] = {
@@ -67,9 +67,8 @@ def markers(form: ToolForm) -> tuple[str, ...]:
 
 
 def before_arguments(form: ToolForm, name: str) -> str | None:
-    """The text before the arguments of a call of that name, where nothing else in an answer holds it."""
-    before = _FORMS[form.name].before
-    return None if before is None else before(name)
+    """The text before the arguments of a call of that name; None where it may stand elsewhere, too."""
+    return _FORMS[form.name].before(name)
 
 
 def tool_lark(form: ToolForm, use: ToolUse, tokens: Mapping[str, int]) -> str:
