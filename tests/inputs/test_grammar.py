@@ -429,7 +429,7 @@ def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, f
 
 
 OWNER = SimpleNamespace(
-    first=b"", openings={}, table=None, position=None, markers={}, masks={}, tokenizer=None
+    first=b"", openings={}, table=None, position=None, calls=None, markers={}, masks={}, tokenizer=None
 )
 LENT: Any = SimpleNamespace(owner=OWNER)
 

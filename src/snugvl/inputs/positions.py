@@ -1,4 +1,6 @@
-"""Where in a JSON schema an answer stands. Answers that stand at the same position share a mask. No torch.
+"""Where in a JSON schema an answer stands, or the arguments of a tool that it calls. No torch.
+
+Answers that stand at the same position share a mask.
 
 Which tokens may come next depends on all of the answer so far. But where a schema's alternatives begin
 differently, what a finished value says changes nothing any more; and of an unfinished string only the length
@@ -326,7 +328,7 @@ class Calls:
         self._longest = max(map(len, begun))
 
     def find(self, text: bytes) -> tuple[bytes, Position | None]:
-        """What is to be looked at again with the text that follows, and the position in arguments or None."""
+        """The end of a text, for the next look at what follows it, and the position if it is in arguments."""
         found = self._heads.search(text)
         if found is None:
             return text[-self._longest :], None
