@@ -2,10 +2,11 @@
 
 import time
 
+import numpy as np
 import torch
 
 from snugvl.engine.sampling.grammar import GrammarState
-from snugvl.engine.sampling.masks import Mask, MaskPace, MaskThreads, unpacked
+from snugvl.engine.sampling.masks import Foreseen, Mask, MaskPace, MaskThreads, unpacked
 
 
 def mask_of(state: GrammarState, vocab: int) -> Mask:
@@ -18,6 +19,11 @@ def allowed_by(state: GrammarState, vocab: int) -> torch.Tensor:
     bits = torch.zeros((vocab + 31) // 32, dtype=torch.int32)
     state.fill(bits)
     return unpacked(bits[None], vocab)[0]
+
+
+def tokens_of(mask: Mask | Foreseen) -> list[int]:
+    """The tokens that a mask allows next, in order."""
+    return np.flatnonzero(np.unpackbits(np.frombuffer(mask.allowed, np.uint8), bitorder="little")).tolist()
 
 
 def spend(seconds: float) -> None:

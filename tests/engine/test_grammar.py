@@ -49,7 +49,7 @@ class State(GrammarState):
     def fill(self, bits: torch.Tensor) -> None:
         bits.zero_()
         words = [0] * len(bits)
-        for token in self.owner.rule(tuple(self.seen)):
+        for token in () if self.error else self.owner.rule(tuple(self.seen)):
             words[token // 32] |= 1 << token % 32
         for index, word in enumerate(words):
             bits[index] = word - (1 << 32) if word >= 1 << 31 else word

@@ -4,13 +4,12 @@ import threading
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.sampling.grammar import KEPT_OPENINGS, GrammarState, Openings
+from snugvl.engine.sampling.grammar import KEPT_OPENINGS, GrammarState, MadeMask, Openings
 from snugvl.engine.sampling.masks import (
     PART_S,
     QUICK_S,
@@ -20,10 +19,11 @@ from snugvl.engine.sampling.masks import (
     allowed_bits,
     mask_threads,
     settle,
+    unpacked,
 )
 from snugvl.errors import EngineError
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
-from tests.masks import spend
+from tests.masks import spend, tokens_of
 from tests.patience import PATIENCE_S, until
 
 MODEL = Toy()
@@ -128,9 +128,7 @@ def test_a_mask_waits_for_its_share_and_no_longer() -> None:
     slow.go.set()
     mask.wait()
     assert mask.ready
-    bits = torch.zeros(2, dtype=torch.int32)
-    mask.write(bits.numpy())
-    assert bits.eq(-1).all()
+    assert tokens_of(mask) == [*range(64)]
 
 
 def test_a_mask_that_nobody_needs_is_not_made() -> None:
@@ -270,9 +268,7 @@ class OwnState(QuickState):
         bits[self.seen // 32] = 1 << self.seen % 32 if self.seen % 2 else 3 << self.seen % 31
 
 
-def test_masks_that_were_made_together_go_to_the_device_as_they_stand(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_masks_of_a_step_stand_in_the_order_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("FORCING_S", "QUICK_S"):  # however long this process waits for a processor
         monkeypatch.setattr(f"snugvl.engine.sampling.masks.{limit}", PATIENCE_S)
     threads = MaskThreads(1, 48)
@@ -282,24 +278,14 @@ def test_masks_that_were_made_together_go_to_the_device_as_they_stand(
         for mask, token in zip(masks, given, strict=True):
             mask.accept(token)
         settle(masks, threads)
-        expected = []
-        for mask in masks:
-            row = np.zeros(2, dtype=np.int32)
-            mask.write(row)
-            expected.append(row.tolist())
-        bits = allowed_bits(masks, 48)
-        assert bits.tolist() == expected
-        return expected
+        rows = unpacked(allowed_bits([masks[1], None, *masks], 48), 48)
+        assert rows[1].all()
+        found = [row.nonzero()[:, 0].tolist() for row in rows]
+        assert found[0] == found[3]
+        return [found[2], *found[3:]]
 
-    assert len({tuple(row) for row in step(2, 4, 6)}) == 3
-    places = [mask.together for mask in masks]
-    assert all(place is not None and place[0] is places[0][0] for place in places if places[0])  # type: ignore[index]
-    assert allowed_bits(masks, 48).data_ptr() == places[0][0].data_ptr(), "no copy"  # type: ignore[index]
-    mixed: list[Mask | None] = [masks[1], masks[0], None]
-    assert allowed_bits(mixed, 48).tolist()[2] == [-1, -1]
-    assert allowed_bits(masks[:2], 48).shape == (2, 2)
-    step(8, 1, 10)  # the second has only one token left: what it forces is no row of theirs
-    assert masks[1].together is None
+    assert step(2, 4, 6) == [[2, 3], [4, 5], [6, 7]]
+    assert step(8, 1, 10) == [[8, 9], [1], [10, 11]]
 
 
 def test_a_mask_that_waits_for_others_is_not_slow() -> None:
@@ -310,6 +296,43 @@ def test_a_mask_that_waits_for_others_is_not_slow() -> None:
     mask.wait()
     assert quick.makers[-1] == "snugvl-masks"
     assert pace.seconds < QUICK_S, "it took next to nothing of a processor"
+
+
+class Known(SlowState):
+    """Knows the masks after even tokens (7 after 8; 2 or 3 after the others); after odd ones all may come."""
+
+    def __init__(self, owner: Slow) -> None:
+        super().__init__(owner)
+        self.taken: list[int] = []
+
+    def accept(self, token: int) -> MadeMask | None:
+        self.taken.append(token)
+        return None if token % 2 else KNOWN[token == 8]
+
+
+KNOWN = MadeMask((0b1100).to_bytes(8, "little"), None), MadeMask((1 << 7).to_bytes(8, "little"), 7)
+
+
+def test_a_mask_that_is_known_is_made_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, pace = MaskThreads(1, 48), MaskPace(QUICK_S, True)
+    state = Known(Slow(-1))
+    mask = Mask(state, threads, pace, {9})
+    monkeypatch.setattr(MaskThreads, "ask", None)
+    mask.accept(4)
+    assert mask.ready
+    assert tokens_of(mask) == [2, 3]
+    assert pace.seconds < QUICK_S, "it took no time"
+    monkeypatch.undo()
+    mask.accept(8)
+    assert not mask.ready, "7 is forced, and behind that nobody knows"
+    mask.wait()
+    assert (list(mask.forced), state.taken) == ([7], [4, 8, 7])
+    mask.accept(7)
+    assert tokens_of(mask) == [*range(64)]
+    ending = Mask(Known(Slow(-1)), threads, pace, {7})
+    ending.accept(8)
+    assert ending.ready
+    assert ending.ends, "nobody asks for a mask behind its last token"
 
 
 def test_what_was_dropped_is_not_made_with_the_others() -> None:
@@ -345,7 +368,7 @@ class FixedState(GrammarState):
 
     def fill(self, bits: torch.Tensor) -> None:
         self.owner.fills += 1
-        allowed = ((3,), (7,), (4, 5))[len(self.seen)]
+        allowed = () if self.error else ((3,), (7,), (4, 5))[len(self.seen)]
         bits.zero_()
         for token in allowed:
             bits[0] += 1 << token
@@ -382,9 +405,7 @@ def test_answers_that_begin_alike_make_their_first_masks_once() -> None:
         for token in (3, 7):
             assert mask.forced[0] == token
             mask.accept(token)
-        bits = np.zeros(1, dtype=np.int32)
-        mask.write(bits)
-        assert bits.tolist() == [(1 << 4) + (1 << 5)]
+        assert tokens_of(mask) == [4, 5]
     ended = begun(owner, threads, (7,))
     assert ended.ends
     assert list(ended.forced) == [3, 7]

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
 import pytest
-import torch
 
 from snugvl.core.messages import Grammar
 from snugvl.engine import speculation
@@ -21,6 +19,7 @@ from tests.engine.test_forced import Wide, ask, compiler, schema
 from tests.engine.test_grammar import END, Rule, phrases, turns
 from tests.engine.test_speculation import SIZES, Sure
 from tests.engine.toy import VOCAB, HybridToy, Toy
+from tests.masks import tokens_of
 from tests.patience import PATIENCE_S
 
 
@@ -137,12 +136,6 @@ def mask(rule: object = turns, pace: MaskPace | None = None) -> Mask:
     return Mask(Rule(rule).start(), MaskThreads(1, VOCAB), pace or MaskPace(), {END})  # type: ignore[arg-type]
 
 
-def bits_of(made: object) -> list[int]:
-    words = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
-    made.write(words.numpy())  # type: ignore[attr-defined]
-    return np.flatnonzero(np.unpackbits(words.numpy().view(np.uint8), bitorder="little")).tolist()
-
-
 def after(tokens: Sequence[int], rule: object = turns) -> list[int]:
     """What a mask says that was told one token after the other."""
     fresh = mask(rule)
@@ -150,7 +143,7 @@ def after(tokens: Sequence[int], rule: object = turns) -> list[int]:
         fresh.wait()
         fresh.accept(token)
     fresh.wait()
-    return bits_of(fresh)
+    return tokens_of(fresh)
 
 
 def test_masks_behind_guesses_are_those_of_one_by_one() -> None:
@@ -159,8 +152,8 @@ def test_masks_behind_guesses_are_those_of_one_by_one() -> None:
     assert made.takes([1, 2, 4, 3]) == 2
     assert made.takes([2]) == 0
     rows = made.foresee([1, 2, 3])
-    assert [bits_of(row) for row in rows] == [after([1]), after([1, 2]), after([1, 2, 3])]
-    assert bits_of(made) == after([]), "nothing was taken"
+    assert [tokens_of(row) for row in rows] == [after([1]), after([1, 2]), after([1, 2, 3])]
+    assert tokens_of(made) == after([]), "nothing was taken"
 
 
 @pytest.mark.parametrize("chosen", [[1, 2, 3, 4], [1, 2, 5, 4], [3, 4, 5], [1], []])
@@ -172,11 +165,11 @@ def test_whatever_is_chosen_the_next_mask_is_right(chosen: list[int]) -> None:
         made.wait()
         made.accept(token)
     made.wait()
-    assert bits_of(made) == after(chosen)
-    assert [bits_of(row) for row in made.foresee([])] == []
+    assert tokens_of(made) == after(chosen)
+    assert [tokens_of(row) for row in made.foresee([])] == []
     following = [(chosen[-1] if chosen else 0) % 2 + 7, (chosen[-1] if chosen else 0) % 2 + 8]
     if made.takes(following) == 2:
-        assert [bits_of(row) for row in made.foresee(following)] == [
+        assert [tokens_of(row) for row in made.foresee(following)] == [
             after([*chosen, following[0]]),
             after([*chosen, *following]),
         ]
@@ -211,13 +204,13 @@ def test_forced_tokens_come_before_guesses() -> None:
     assert made.takes([*forced[:2], 41]) == 2
     drafts = [*forced, 2, 2]
     rows = made.foresee(drafts)
-    assert [bits_of(row) for row in rows] == [after([1, 3, *drafts[: n + 1]], phrases) for n in range(6)]
-    assert [bits_of(row) for row in made.foresee(drafts[:2])] == [[forced[1]], [forced[2]]]
+    assert [tokens_of(row) for row in rows] == [after([1, 3, *drafts[: n + 1]], phrases) for n in range(6)]
+    assert [tokens_of(row) for row in made.foresee(drafts[:2])] == [[forced[1]], [forced[2]]]
     for token in drafts:
         made.wait()
         made.accept(token)
     made.wait()
-    assert bits_of(made) == after([1, 3, *drafts], phrases)
+    assert tokens_of(made) == after([1, 3, *drafts], phrases)
 
 
 def test_who_guesses_what_the_grammar_refuses_rests_and_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

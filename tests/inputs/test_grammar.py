@@ -428,7 +428,9 @@ def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, f
     assert raised.value.field == field
 
 
-OWNER = SimpleNamespace(first=b"", openings={}, digits=None, compared=None, masks={}, tokenizer=None)
+OWNER = SimpleNamespace(
+    first=b"", openings={}, table=None, position=None, calls=None, markers={}, masks={}, tokenizer=None
+)
 LENT: Any = SimpleNamespace(owner=OWNER)
 
 
@@ -443,7 +445,7 @@ def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:
         def is_stopped(self) -> bool:
             return False
 
-        def consume_token(self, token: int) -> None:
+        def consume_tokens(self, tokens: list[int]) -> bool:
             raise Panic("index out of\nbounds")
 
     state = _State(cast("Any", Matcher()), LENT)

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import Tokenizer as Backend
 
-from snugvl.core.messages import Grammar
-from snugvl.engine.sampling.grammar import KeptLast
+from snugvl.core.messages import Grammar, Tool, ToolForm, ToolUse
+from snugvl.engine.sampling.grammar import GrammarState, KeptLast, MadeMask, TokenGrammar
+from snugvl.errors import RequestError
 from snugvl.inputs.grammar import MASKS_BYTES, MOST_MASKS, GrammarCompiler, _State, most_masks
 from snugvl.inputs.positions import ALTERNATIVES, LONGEST, Position, comparisons
 from snugvl.inputs.tools.enforceable import referred
-from tests.inputs.test_grammar import VOCAB, backend, compiler
+from snugvl.inputs.tools.forms import before_arguments
+from tests.draws import draws
+from tests.inputs.test_grammar import VOCAB, allowed, backend, compiler, either
 
-__all__ = ("backend", "compiler")
+__all__ = ("backend", "compiler", "either")
 
 Schema = dict[str, Any]
 
@@ -52,7 +55,7 @@ def scalars() -> st.SearchStrategy[Schema]:
 
 
 def nested(part: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    names = st.lists(st.sampled_from(["a", "ab", "é", "n o"]), unique=True, min_size=1, max_size=3)
+    names = st.lists(st.sampled_from(["a", "ab", "é", "n o", "x\\y"]), unique=True, min_size=1, max_size=3)
     objects = st.builds(
         lambda names, parts, more, required: {
             "type": "object",
@@ -82,40 +85,45 @@ def nested(part: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 schemas = st.recursive(scalars(), nested, max_leaves=6)
 
 
-def fresh(state: _State) -> torch.Tensor:
-    """The mask of a matcher that has taken the same tokens and shares nothing."""
+def fresh(state: _State) -> tuple[torch.Tensor, LLMatcher]:
+    """The mask of a matcher that has taken the same tokens and shares nothing, and that matcher."""
     matcher: LLMatcher = state._lent.owner.make()  # type: ignore[union-attr]
     assert matcher.consume_tokens(state._tokens)
     bits = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
     matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
     assert not matcher.is_error(), matcher.get_error()
-    state._end_number(bits)
-    return bits
+    state._correct(bits)
+    return bits, matcher
 
 
 def walk(compiler: GrammarCompiler, schema: Schema, seed: int, answers: int = 6, tokens: int = 40) -> int:
     """Random answers, each of whose masks is compared; how many of them were known by their position."""
-    grammar = compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    return walked(compiler.compile(Grammar("json_schema", json.dumps(schema))), seed, answers, tokens)
+
+
+def walked(grammar: TokenGrammar, seed: int, answers: int = 6, tokens: int = 40) -> int:
+    """`walk` of a grammar."""
     draw, known = random.Random(seed), 0
     for _ in range(answers):
         state: Any = grammar.start()
+        made: MadeMask | None = None
         for _ in range(tokens):
             bits = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
-            key = state._position and state._position.key
-            shared = state._first is None and key is not None and key in state._masks
-            known += shared
-            matcher = state._matcher
-            if shared:
-                state._matcher = None  # which isn't asked
+            taken = state._taken
             state.fill(bits)
-            state._matcher = matcher
-            if not state._matcher.is_stopped():
-                assert torch.equal(bits, fresh(state)), (schema, state._tokens, key)
+            right, matcher = fresh(state)
+            assert torch.equal(bits, right), (state._tokens, state._key)
             ids = [i for i in range(VOCAB) if bits[i // 32] >> (i % 32) & 1]
-            # Ends of strings and of lists among the first of them would make all answers short.
-            state.accept(draw.choice(ids))
-            if state._matcher.is_stopped() or state.error:
+            if made is not None:
+                known += 1
+                assert made == (bits.numpy().tobytes(), ids[0] if len(ids) == 1 else None)
+                assert state._taken == taken, "its matcher isn't asked"
+            if matcher.is_stopped() or state._panic:
                 break
+            # Ends of strings and of lists among the first of them would make all answers short.
+            made = state.accept(draw.choice(ids))
+        assert state.error is None
+        assert state._taken == len(state._tokens)
     return known
 
 
@@ -128,6 +136,76 @@ def test_answers_at_one_position_may_go_on_alike(
     except Exception as error:
         if "can't be used" not in str(error):
             raise
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama"])
+@draws(15)
+@given(st.lists(schemas, min_size=1, max_size=2), st.integers(0, 1 << 20))
+def test_calls_of_tools_at_one_position_may_go_on_alike(
+    either: tuple[GrammarCompiler, Backend], form: Any, parts: list[Schema], seed: int
+) -> None:
+    """Whatever stands before them, and whichever tool is called."""
+    compiler = either[0]
+    compiler._form = ToolForm(form)
+    tools = tuple(
+        Tool(name, parameters={"properties": {"a": part, "b": {"type": "string"}}, "required": ["a"]})
+        for name, part in zip(("f", "g"), parts, strict=False)
+    )
+    for choice in ("required", "auto"):
+        try:
+            grammar = compiler.compile_tools(ToolUse(tools, choice))
+        except RequestError:
+            continue
+        walked(Called(grammar, compiler, tools[0]) if choice == "auto" else grammar, seed, answers=4)
+
+
+class Called:
+    """A grammar whose answers have begun with a text and a call."""
+
+    def __init__(self, grammar: TokenGrammar, compiler: GrammarCompiler, tool: Tool) -> None:
+        self.grammar, self.compiler = grammar, compiler
+        self.text = "Ab<" + (before_arguments(compiler._form, tool.name) or "")
+
+    def start(self) -> GrammarState:
+        state = self.grammar.start()
+        for token in self.compiler._source.encode(self.text):
+            state.accept(token)
+        assert state.error is None
+        return state
+
+
+def test_most_masks_of_later_calls_are_known(either: tuple[GrammarCompiler, Backend]) -> None:
+    compiler = either[0]
+    compiler._form = ToolForm("hermes")
+    use = ToolUse((Tool("f", parameters=LIMITED), Tool("g", parameters=LIMITED)), "required")
+    assert walked(compiler.compile_tools(use), 1, answers=20, tokens=60) > 200
+
+
+def test_a_call_is_known_by_what_stands_before_its_arguments(compiler: GrammarCompiler) -> None:
+    """In each tool's arguments there are positions of its own, if there are any."""
+    compiler._form = ToolForm("hermes")
+    text = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    other = {"properties": {"a": {"allOf": [{"type": "string"}]}}, "required": ["a"]}
+    tools = Tool("f", parameters=text), Tool("g", parameters=other), Tool("h", parameters=text)
+    state: Any = compiler.compile_tools(ToolUse(tools)).start()
+
+    def key_after(said: str) -> object:
+        for token in compiler._source.encode(said):
+            state.accept(token)
+        assert state.error is None
+        return state._key
+
+    assert key_after("Text <tool") is None
+    assert key_after('<tool_call>\n{"name": "f", "arguments":') is None
+    inside = key_after(' {"a": "x')
+    assert inside is not None
+    assert key_after("yz<tool") == inside
+    copied = state.copy()
+    assert key_after('"}}\n</tool_call>') is None, "what stands behind a call is in none"
+    assert copied._key == inside
+    assert key_after('\n<tool_call>\n{"name": "h", "arguments": {"a": "x') not in (None, inside)
+    assert key_after('"}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {"a": "x') is None
+    assert key_after('"}}\n</tool_call>\n<tool_call>\n{"name": "f", "arguments": {"a": "x') == inside
 
 
 LIMITED: Schema = {
@@ -158,10 +236,13 @@ def test_most_masks_of_later_answers_are_known_and_right(compiler: GrammarCompil
         ('["\\nab', '["a\\u0041b'),
         ('["a", "b", "c", "d", ', '["a", "b", "c", '),
         ('["abcdefghijkl', '["abcdefghijklmnop'),
+        ('["re\\nx', '["rest'),
+        ('["\\n\\u0041', '["\\t\\n'),
     ],
 )
 def test_what_no_grammar_compares_makes_no_other_position(one: str, other: str) -> None:
-    schema = {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 12}}
+    items = {"anyOf": [{"type": "string", "maxLength": 12}, {"enum": ["red", "a\nb"]}]}
+    schema = {"type": "array", "maxItems": 3, "items": items}
     assert key_of(schema, one) == key_of(schema, other) is not None
 
 
@@ -201,6 +282,37 @@ def test_properties_that_no_schema_names() -> None:
     assert key_of(schema, '{"b\\') != key_of(schema, '{"b')
 
 
+@pytest.mark.parametrize(
+    "schema", [{"const": "ab"}, {"type": "string"}, {"type": "object", "properties": {}}]
+)
+def test_behind_its_end_an_answer_stays_where_it_is(compiler: GrammarCompiler, schema: Schema) -> None:
+    """With `ignore_eos` tokens that end it go on coming."""
+    grammar, end = compiler.compile(Grammar("json_schema", json.dumps(schema))), compiler._tokenizer.eos_token
+    for _ in range(2):
+        state: Any = grammar.start()
+        text = '{"x": 1}' if schema.get("type") == "object" else '"ab"'
+        for token in [*compiler._tokenizer.tokenize_str(text), end, end, end]:
+            state.accept(token)
+            assert state.error is None
+            if token == end:
+                assert end in allowed(state)
+
+
+def test_a_token_of_a_string_goes_on_as_its_bytes_do(compiler: GrammarCompiler) -> None:
+    compared = comparisons({"type": "string", "maxLength": 99})
+    assert compared is not None
+    counted = 0
+    for token, characters in enumerate(compiler._table.characters):  # type: ignore[union-attr]
+        one, other = Position(compared), Position(compared)
+        one.advance(b'"a')
+        other.advance(b'"a')
+        if (key := one.count(characters)) is not None:
+            counted += 1
+            other.advance(compiler._tokenizer.decode_bytes([token]))
+            assert one.key == key == other.key
+    assert counted > VOCAB / 3
+
+
 def test_a_character_in_parts() -> None:
     compared = comparisons({"type": "string", "maxLength": 9})
     assert compared is not None
@@ -224,7 +336,7 @@ def test_how_a_character_may_go_on(compiler: GrammarCompiler, backend: Backend, 
             continue
         for byte in begun:
             state.accept(tokens[bytes([byte])])
-        own = fresh(state).tolist()
+        own = fresh(state)[0].tolist()
         assert masks.setdefault(state._position.key, own) == own
         assert GOING_ON.setdefault(state._position.key, own) == own
 

@@ -61,9 +61,7 @@ class StepLoop:
         )
         self._arrivals = count()
         self._speculation = Speculation(config, self._runner.drafter)
-        self._masks = MaskThreads(
-            mask_threads(), model.config.text.vocab_size, pinned=model.device.type == "cuda"
-        )
+        self._masks = MaskThreads(mask_threads(), model.config.text.vocab_size)
         self._claim = claim or DeviceClaim(model.device)
         self._claim.use(self._runner.graph_cache.note_release, self._masks.close, self._runner.close)
         self.steps = self._computed = self._generated = self._forced = 0
@@ -205,8 +203,9 @@ class StepLoop:
         if last.masked:
             settle((s.grammar for s in last.sequences if s.state is State.RUNNING), self._masks)
             for row, sequence in enumerate(last.sequences if self.config.skip_forced else ()):
-                if forced := self._skip_forced(sequence):
-                    outputs += forced
+                forces = sequence.grammar is not None and sequence.grammar.forced
+                if forces and (given := self._skip_forced(sequence)):
+                    outputs += given
                     last.void.add(row)
             choose(last, self._runner)
         if self._speculation.on and self._speculation.waits(last.sequences):

@@ -14,7 +14,7 @@ import time
 import weakref
 from _thread import start_new_thread
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy as shallow
 from dataclasses import dataclass
@@ -30,14 +30,15 @@ from numpy.typing import NDArray
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.core.resources import give_back_heap
-from snugvl.engine.sampling.grammar import GrammarState, KeptLast, Openings, TokenGrammar
+from snugvl.engine.sampling.grammar import GrammarState, KeptLast, MadeMask, Openings, TokenGrammar
 from snugvl.engine.sampling.masks import MOST_THREADS
 from snugvl.errors import ENDINGS, QueueFull
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
-from snugvl.inputs.positions import Comparisons, Key, Position, comparisons
+from snugvl.inputs.positions import Calls, Key, Position, beginning
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.enforceable import ended
-from snugvl.inputs.tools.forms import markers
+from snugvl.inputs.tools.forms import before_arguments, markers
+from snugvl.inputs.tools.grammar import arguments_schema, called
 from snugvl.inputs.trial import limits
 from snugvl.inputs.trials import GRAMMAR_BYTES, Trials
 
@@ -70,7 +71,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._form = form or ToolForm()
         self._made: LLTokenizer | None = None
-        self._digits: Digits | None = None
+        self._table: TokenTable | None = None
         self._lock = Lock()
         self._trials = Trials()
         self._kept: OrderedDict[Kept, _Compiled] = OrderedDict()
@@ -99,15 +100,25 @@ class GrammarCompiler:
             lark = tools_lark(self._form, use, self.marker_tokens, self._trials, go_on)
             return LLMatcher.grammar_from_lark(lark)
 
-        compiled = self._compiled(("tools", repr(use)), text, "tools", go_on)
+        compiled = self._compiled(("tools", repr(use)), text, "tools", go_on, use)
         return compiled.lend(choices)
+
+    def _calls(self, use: ToolUse) -> Calls | None:
+        """Where arguments begin; None where that is known of no tool."""
+        begun = {}
+        for i, tool in enumerate(called(use)):
+            position = beginning(ended(arguments_schema(tool)), b"%d;" % i)
+            head = before_arguments(self._form, tool.name)
+            if head is not None and position is not None:
+                begun[head.encode()] = position
+        return Calls(begun) if begun else None
 
     def close(self) -> None:
         """End what runs beside this process, and let go of what was compiled."""
         self._trials.close()
         with self._lock:
             self._kept.clear()
-            self._made = self._digits = None
+            self._made = self._table = None
 
     def warm_up(self) -> None:
         """Build what the first grammar would wait for: a second for 150,000 tokens, with the GIL held."""
@@ -130,10 +141,12 @@ class GrammarCompiler:
                     eos_token=sorted(self._source.eos_ids),
                     slices=SLICES,
                 )
-                self._digits = Digits(self._made)
+                self._table = TokenTable(self._made)
             return self._made
 
-    def _compiled(self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn) -> "_Compiled":
+    def _compiled(
+        self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn, use: ToolUse | None = None
+    ) -> "_Compiled":
         """The grammar that was kept for a key, or the one that `make` gives in llguidance's own form."""
         with self._lock:
             if key in self._kept:
@@ -148,14 +161,15 @@ class GrammarCompiler:
         if verdict.error:
             raise refused(verdict.error, key[0], field)
         tokenizer = self._tokenizer
-        digits = self._digits if key[0] in ("json_schema", "tools") else None
-        compared = comparisons(ended(json.loads(key[1]))) if key[0] == "json_schema" else None
+        table = self._table if key[0] in ("json_schema", "tools") else None
+        position = beginning(ended(json.loads(key[1]))) if key[0] == "json_schema" else None
+        calls = None if use is None else self._calls(use)
 
         def matcher() -> LLMatcher:
             return LLMatcher(tokenizer, text, log_level=0, limits=limits())
 
         def made() -> _Compiled:
-            return _Compiled(matcher, verdict.bytes, digits, compared, tokenizer)
+            return _Compiled(matcher, verdict.bytes, table, position, calls, self.marker_tokens, tokenizer)
 
         too_large = verdict.bytes > KEPT_BYTES
         compiled = self._large.made(key, verdict.bytes, made) if too_large else made()
@@ -187,18 +201,26 @@ _GO_ON: Final = frozenset(b".eE")  # also continue a number
 _ENDS: Final = frozenset(b",}]<\n\r\t ")  # what may stand after a number
 
 
-class Digits:
-    """Which tokens of a vocabulary are digits, go on with a number, or stand after one."""
+class TokenTable:
+    """The tokens of a vocabulary that are digits, go on with a number, or stand after one.
+
+    Attributes:
+        characters: of each token, how many characters it adds to a JSON string; 0 where it does more than
+            that, or less: quotation marks, escapes, parts of characters.
+    """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         size = tokenizer.vocab_size
-        tails = bytearray(size)
+        tails, characters = bytearray(size), bytearray(size)
         digits, ends, others = (np.zeros(-(-size // 32) * 32, dtype=bool) for _ in range(3))
         for token in range(size):
             if tokenizer.is_special_token(token):
                 ends[token] = True
                 continue
             text = tokenizer.decode_bytes([token])
+            if b'"' not in text and b"\\" not in text:
+                with suppress(ValueError):  # no UTF-8, or too long
+                    characters[token] = len(text.decode())
             kept = text.rstrip(b"0123456789")
             tails[token] = min(len(text) - len(kept), _WHOLE - 1) | (0 if kept or not text else _WHOLE)
             if text:
@@ -206,7 +228,7 @@ class Digits:
                 digits[token] = first in _DIGITS
                 ends[token] = first in _ENDS
                 others[token] = first not in _DIGITS and first not in _GO_ON and first not in _ENDS
-        self._tails = bytes(tails)
+        self._tails, self.characters = bytes(tails), bytes(characters)
         self._digits, self._ends, self._others = map(_words, (digits, ends, others))
 
     def run(self, before: int, token: int) -> int:
@@ -242,8 +264,10 @@ class _Compiled:
     Attributes:
         error: what is wrong with it, or None.
         openings: see `GrammarState`.
-        digits: ends numbers that go on and on; None where its digits aren't JSON's.
-        compared: what positions in its answers depend on; None where masks aren't known by position.
+        table: ends numbers that go on and on; None where its digits aren't JSON's.
+        position: the one at which answers begin; None where masks aren't known by position from there on.
+        calls: positions in answers with calls; None where there are none.
+        markers: text of tokens that are markers of calls.
         masks: those that were made last, by position.
         tokenizer: whose tokens its answers have.
     """
@@ -252,13 +276,16 @@ class _Compiled:
         self,
         make: Callable[[], LLMatcher],
         size: int,
-        digits: Digits | None,
-        compared: Comparisons | None,
+        table: TokenTable | None,
+        position: Position | None,
+        calls: Calls | None,
+        markers: Mapping[str, int],
         tokenizer: LLTokenizer,
     ) -> None:
         """`size`: bytes that a matcher takes; all of them take `GRAMMAR_BYTES` at most."""
-        self.digits, self.compared, self.tokenizer = digits, compared, tokenizer
-        self.masks: KeptLast[Key, bytes] = KeptLast(most_masks(tokenizer.vocab_size))
+        self.table, self.position, self.calls, self.tokenizer = table, position, calls, tokenizer
+        self.markers = {token: text.encode() for text, token in markers.items()}
+        self.masks: KeptLast[Key, MadeMask] = KeptLast(most_masks(tokenizer.vocab_size))
         begun = time.thread_time()
         matcher = make()
         self.make = make
@@ -354,6 +381,7 @@ class _Lent:
 class _State(GrammarState):
     """Where one choice is. What Rust panics at is an error of this grammar, not the end of the engine.
 
+    Its matcher takes tokens when a mask must be made: where masks are known by position, it may lag behind.
     Automata only grow, up to a limit. An answer that comes to it in automata that knew others' words, too,
     goes on with new ones.
     """
@@ -364,11 +392,16 @@ class _State(GrammarState):
         self._panic: str | None = None
         self._lent: _Lent | None = lent  # None: no other request's words are in its automata
         self._tokens: list[int] = []
+        self._taken = 0  # of them, by the matcher
         owner = lent.owner
-        self._digits = owner.digits
+        self._table = owner.table
+        self._characters = b"" if owner.table is None else owner.table.characters
         self._run = 0  # digits in a row at the end of the answer so far
         self._masks, self._tokenizer = owner.masks, owner.tokenizer
-        self._position = None if owner.compared is None else Position(owner.compared)
+        self._position = owner.position and owner.position.copy()
+        self._calls, self._markers = owner.calls, owner.markers
+        self._tail = b""  # of what stands outside of arguments, where it may call tools
+        self._key: Key | None = None  # of its position; None where that says nothing about the mask
 
     @property
     def openings(self) -> Openings | None:
@@ -376,27 +409,35 @@ class _State(GrammarState):
 
     @property
     def error(self) -> str | None:
+        self._catch_up()
         if self._panic is not None:
             return self._panic
         return one_line(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    @property
+    def _broken(self) -> bool:
+        return self._panic is not None or self._matcher.is_error()
 
     def fill(self, bits: torch.Tensor) -> None:
         if self._first is not None:
             bits.numpy().view("uint8")[:] = memoryview(self._first)[: bits.nbytes]
         else:
             self._fill(bits.data_ptr(), bits.nbytes)
-            self._end_number(bits)
+            self._correct(bits)
 
-    def _end_number(self, bits: torch.Tensor) -> None:
-        """Let a number that has gone on for long enough end."""
-        if self._run >= MOST and self._digits is not None:
-            self._digits.end(bits.numpy())
+    def _correct(self, bits: torch.Tensor) -> None:
+        """Let a number end that has gone on for long enough, and nothing go on in a grammar that can't."""
+        if self._broken:
+            bits.zero_()
+        elif self._run >= MOST and self._table is not None:
+            self._table.end(bits.numpy())
 
     def _fill(self, address: int, size: int) -> None:
         """Write the mask of the next token to `size` bytes at `address`."""
         if self._recall(address, size):
             return
         try:  # not `_guarded`, as in `accept`
+            self._catch_up()
             self._matcher.unsafe_compute_mask_ptr(address, size)
             if self._goes_on():
                 self._matcher.unsafe_compute_mask_ptr(address, size)
@@ -406,18 +447,17 @@ class _State(GrammarState):
 
     def _recall(self, address: int, size: int) -> bool:
         """Write the mask of this position there, if an answer has stood here before; whether one has."""
-        key = None if self._position is None else self._position.key
-        mask = None if key is None else self._masks.get(key)
-        if mask is None or len(mask) != size:
+        made = None if self._key is None else self._masks.get(self._key)
+        if made is None or len(made.bits) != size:
             return False
-        ctypes.memmove(address, mask, size)
+        ctypes.memmove(address, made.bits, size)
         return True
 
     def _remember(self, address: int, size: int) -> None:
         """Keep the mask of this position, which stands there."""
-        key = None if self._position is None else self._position.key
-        if key is not None and not self._matcher.is_error():
-            self._masks.keep(key, ctypes.string_at(address, size))
+        if self._key is not None and not self._matcher.is_error():
+            words = np.frombuffer(ctypes.string_at(address, size), np.int32)
+            self._masks.keep(self._key, MadeMask.of(words))
 
     @classmethod
     def fill_all(cls, states: Sequence[Self], bits: torch.Tensor, processors: int = 1) -> None:
@@ -428,44 +468,69 @@ class _State(GrammarState):
         if processors == 1:
             for row, state in enumerate(states):
                 state._fill(start + row * size, size)
-                if state._run >= MOST:
-                    state._end_number(bits[row])
-            return
-        new = [row for row, state in enumerate(states) if not state._recall(start + row * size, size)]
-        try:
-            pairs = [(states[row]._matcher, row) for row in new]
-            if pairs:  # it takes no empty list
-                _executor(processors).unsafe_compute_mask_ptr(pairs, start, size, len(bits))
-        except BaseException as error:
-            if isinstance(error, ENDINGS):
-                raise
-            super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
-            return
-        for row in new:
-            states[row]._remember(start + row * size, size)
+        else:
+            new = [row for row, state in enumerate(states) if not state._recall(start + row * size, size)]
+            try:
+                for row in new:
+                    states[row]._catch_up()
+                pairs = [(states[row]._matcher, row) for row in new]
+                if pairs:  # it takes no empty list
+                    _executor(processors).unsafe_compute_mask_ptr(pairs, start, size, len(bits))
+            except BaseException as error:
+                if isinstance(error, ENDINGS):
+                    raise
+                super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
+                return
+            for row in new:
+                states[row]._remember(start + row * size, size)
+                if states[row]._goes_on():
+                    states[row]._fill(start + row * size, size)
         for row, state in enumerate(states):
-            if state._run >= MOST or state._matcher.is_error():
-                state.fill(bits[row])
+            if state._run >= MOST or state._broken:
+                state._correct(bits[row])
 
-    def accept(self, token: int) -> None:
+    def accept(self, token: int) -> MadeMask | None:
+        if self._position is not None and (key := self._position.count(self._characters[token])):
+            self._tokens.append(token)
+            self._run, self._key = 0, key  # its digits are none of a number
+            return self._masks.get(key)
+        if self._key is None:
+            self._catch_up()
+            if self._panic is not None or self._matcher.is_stopped():
+                return None  # with `ignore_eos` end-of-sequence tokens go on coming
         self._first = None
-        try:  # not `_guarded`, which would take as long again: this is once a token
-            if not self._matcher.is_stopped():  # with `ignore_eos` end-of-sequence tokens go on coming
-                self._tokens.append(token)
-                if self._digits is not None:
-                    self._run = self._digits.run(self._run, token)
-                self._advance(token)
-                self._matcher.consume_token(token)
-                self._goes_on()
-        except BaseException as error:
-            self._note(error)
+        self._tokens.append(token)
+        if self._table is not None:
+            self._run = self._table.run(self._run, token)
+        if self._position is not None or self._calls is not None:
+            self._advance(token)
+        return None if self._key is None or self._run >= MOST else self._masks.get(self._key)
 
     def _advance(self, token: int) -> None:
+        """Go on to the position after a token."""
+        text = self._markers.get(token)
+        if text is None and self._tokenizer.is_special_token(token):
+            self._position = self._calls = self._key = None  # it stands for no text
+            return
+        text = text or self._tokenizer.decode_bytes([token])
         if self._position is not None:
-            if self._tokenizer.is_special_token(token):
-                self._position = None  # it stands for no text
-            else:
-                self._position.advance(self._tokenizer.decode_bytes([token]))
+            self._position.advance(text)
+        elif self._calls is not None:
+            self._tail, self._position = self._calls.find(self._tail + text)
+        self._key = None if self._position is None else self._position.key
+        if self._key is None and self._calls is not None:
+            self._position = None  # until arguments begin again
+
+    def _catch_up(self) -> None:
+        """Give the matcher the tokens that it hasn't taken yet."""
+        if self._taken == len(self._tokens):
+            return
+        new, self._taken = self._tokens[self._taken :], len(self._tokens)
+        try:  # not `_guarded`, which would take as long again: this is once a token
+            self._matcher.consume_tokens(new)
+            self._goes_on()
+        except BaseException as error:
+            self._note(error)
 
     def _goes_on(self) -> bool:
         """Whether an answer that couldn't go on now can, in automata of its own."""
@@ -482,6 +547,7 @@ class _State(GrammarState):
         return 0 if other.error is not None else found
 
     def copy(self) -> "_State":
+        self._catch_up()
         made = shallow(self)
         made._matcher, made._tokens = self._matcher.deep_copy(), [*self._tokens]
         made._position = self._position and self._position.copy()

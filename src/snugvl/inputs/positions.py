@@ -1,4 +1,6 @@
-"""Where in a JSON schema an answer stands. Answers that stand at the same position share a mask. No torch.
+"""Where in a JSON schema an answer stands, or the arguments of a tool that it calls. No torch.
+
+Answers that stand at the same position share a mask.
 
 Which tokens may come next depends on all of the answer so far. But where a schema's alternatives begin
 differently, what a finished value says changes nothing any more; and of an unfinished string only the length
@@ -34,6 +36,7 @@ _KNOWN: Final = frozenset(
 _NESTED: Final = frozenset({"array", "object"})  # types whose values begin alike and go on differently
 _NARROW: Final = b"\xe0\xed\xf0\xf4"  # first bytes of characters after which some second bytes are not UTF-8
 _QUOTE_OR_ESCAPE: Final = re.compile(rb'["\\]')
+_ESCAPE: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|[^u])")
 _ANOTHER: Final = b"*"  # in an object's frame, for properties that its schema doesn't name
 # How escapes of halves of characters (surrogates) begin behind their \u.
 _SURROGATES: Final = frozenset(b"d%c" % digit for digit in b"89abcdef")
@@ -62,7 +65,7 @@ class Comparisons:
         known = self.names if name else self.literals
         at = bisect_left(known, text)
         begun = at < len(known) and known[at].startswith(text)
-        return begun or (self.exact and not name) or b"\\" in text
+        return begun or (self.exact and not name)
 
 
 def comparisons(schema: Any) -> Comparisons | None:
@@ -160,12 +163,16 @@ class Position:
     What it can't follow it loses for good, such as blanks that its grammar doesn't have.
     """
 
-    __slots__ = ("_compared", "_escape", "_frames", "_length", "_lost", "_name", "_scalar", "_string")
+    __slots__ = (
+        "_around", "_compared", "_escape", "_frames", "_length", "_lost", "_name", "_scalar", "_string",
+    )  # fmt: skip
 
-    def __init__(self, compared: Comparisons) -> None:
+    def __init__(self, compared: Comparisons, mark: bytes = b"") -> None:
+        """`mark`: see `beginning`."""
         self._compared = compared
         # Of each value around this point its bracket with what matters behind it, and how many items it has.
-        self._frames: list[tuple[bytes, int]] = [(b"", 0)]
+        self._frames: list[tuple[bytes, int]] = [(mark, 0)]
+        self._around: tuple[tuple[bytes, int], ...] | None = None  # `_frames`, until they change
         self._string: bytes | None = None  # an unfinished one; where it is counted, what isn't counted yet
         self._length: int | None = None  # its characters, an escape being one, if nothing else matters
         self._escape = b""  # an unfinished one
@@ -184,17 +191,30 @@ class Position:
         """Equal for two answers only if the same tokens may follow both; None where that is unknown."""
         if self._lost:
             return None
-        frames = tuple(self._frames)
+        if self._around is None:
+            self._around = tuple(self._frames)
+        frames = self._around
         if self._string is None:
             return frames, self._scalar, -1
         if self._length is None:
             return frames, b'"' + self._string + self._escape, -1
         most = 0 if self._name else self._compared.characters
-        return frames, _to_come(self._string) + self._escape, min(self._length, most)
+        begun = _to_come(self._string) + self._escape if self._string or self._escape else b""
+        return frames, begun, min(self._length, most)
+
+    def count(self, characters: int) -> Key | None:
+        """The key after so many characters more, in a string of which only the length matters.
+
+        None where it stands in no such string, or `characters` is 0: it stays where it is.
+        """
+        if self._length is None or not characters or self._string or self._escape or self._lost:
+            return None
+        self._length += characters
+        return self.key
 
     def advance(self, text: bytes) -> None:
         """Go on by the bytes of a token."""
-        at = 0
+        at, self._around = 0, None
         while at < len(text) and not self._lost:
             if self._string is None:
                 self._outside(text[at : at + 1])
@@ -225,6 +245,9 @@ class Position:
         if self._length is None and self._compared.matter(string, name=self._name):
             self._string = string
             return
+        if b"\\" in string:  # of what mattered until now
+            self._lost = any(each[2:4].lower() in _SURROGATES for each in _ESCAPE.findall(string))
+            string = _ESCAPE.sub(b"e", string)
         end = len(string) if string.isascii() else len(string) - _unfinished(string)
         starts = end if string.isascii() else sum(byte & 0xC0 != 0x80 for byte in string[:end])
         self._length = (self._length or 0) + starts
@@ -233,7 +256,7 @@ class Position:
     def _end_escape(self, string: bytes) -> None:
         escape, self._escape = self._escape, b""
         if self._length is None:
-            self._string = string + escape
+            self._add(string + escape)
         elif escape[2:4].lower() in _SURROGATES:
             self._lost = True  # whether another must follow is the grammar's affair
         else:
@@ -284,6 +307,34 @@ class Position:
                 self._frames.append((byte, 0))
             else:
                 self._scalar += byte
+
+
+def beginning(schema: Any, mark: bytes = b"") -> Position | None:
+    """The position at which JSON of a schema begins; None where `comparisons` has nothing to say.
+
+    `mark`: tells positions in it from those in other schemas.
+    """
+    compared = comparisons(schema)
+    return None if compared is None else Position(compared, mark)
+
+
+class Calls:
+    """The positions at which arguments of tools begin, in an answer that may call them."""
+
+    def __init__(self, begun: Mapping[bytes, Position]) -> None:
+        """`begun`: by the text before the arguments, which nothing else in an answer holds, nor any JSON."""
+        self._begun = begun
+        self._heads = re.compile(b"|".join(map(re.escape, begun)))
+        self._longest = max(map(len, begun))
+
+    def find(self, text: bytes) -> tuple[bytes, Position | None]:
+        """The end of a text, for the next look at what follows it, and the position if it is in arguments."""
+        found = self._heads.search(text)
+        if found is None:
+            return text[-self._longest :], None
+        position = self._begun[found[0]].copy()
+        position.advance(text[found.end() :])
+        return b"", position
 
 
 def _unfinished(text: bytes) -> int:

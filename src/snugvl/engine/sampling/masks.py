@@ -15,6 +15,9 @@ the engine need not compute one to get the next (`choosing.forced_tokens`):
 
     taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
 
+A mask that its grammar knows already (answers before this one stood at the same place) is made by nobody: the
+token brings it along.
+
 Drafted tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
 has started with the drafts that the grammar takes; those behind accepted drafts aren't made again.
 """
@@ -33,9 +36,8 @@ from threading import Condition, Thread
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from snugvl.engine.sampling.grammar import GrammarState, Opening, Openings
+from snugvl.engine.sampling.grammar import GrammarState, MadeMask, Opening, Openings
 from snugvl.errors import EngineError, SnugvlError, engine_failed
 
 Job = Callable[[], object]
@@ -136,30 +138,28 @@ class MaskPace:
 class MaskThreads(Turns):
     """Makes masks over `vocab` tokens: threads, where owners (requests) take turns, or who asks for them.
 
-    Only the engine's own thread asks for masks. `pinned`: those that are made together are on their way to a
-    GPU.
+    Only the engine's own thread asks for masks.
     """
 
-    def __init__(self, threads: int, vocab: int, *, pinned: bool = False) -> None:
+    def __init__(self, threads: int, vocab: int) -> None:
         super().__init__(threads, "snugvl-masks")
         self.vocab = vocab
-        self._pinned = pinned
         self._left_s = TOGETHER_S  # for masks that are made together, in this step
         self._doubtful = False  # whether the last ones that were made together took too long
-        self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
+        self._together: list[Mask] = []  # those
 
     def begin(self) -> None:
         """Note that a step begins."""
         self._left_s = TOGETHER_S
 
-    def ask(self, mask: "Mask", token: int, pace: MaskPace) -> None:
-        """Make the mask after a token: with others that are quick, if that isn't too much for one step."""
-        share_s = pace.seconds / self._threads
-        if pace.seconds < QUICK_S and share_s < self._left_s:
+    def ask(self, mask: "Mask") -> None:
+        """Make a mask: with others that are quick, if that isn't too much for one step."""
+        share_s = mask.seconds / self._threads
+        if mask.seconds < QUICK_S and share_s < self._left_s:
             self._left_s -= share_s
-            self._together.append((mask, token))
+            self._together.append(mask)
         else:
-            self.submit(pace, lambda: make([(mask, token)]))
+            self.submit(mask.pace, partial(make, [mask]))
 
     def make_together(self) -> None:
         """Make the quick masks that were asked for.
@@ -170,23 +170,23 @@ class MaskThreads(Turns):
         asked, self._together = self._together, []
         if self._doubtful and asked:
             self._doubtful = False
-            self.submit(self, partial(self._one_by_one, sorted(asked, key=lambda pair: pair[0].seconds)))
+            self.submit(self, partial(self._one_by_one, sorted(asked, key=lambda mask: mask.seconds)))
         elif asked:
-            whole_s = sum(mask.seconds for mask, _ in asked)
+            whole_s = sum(mask.seconds for mask in asked)
             processors = min(self._threads, len(asked), 1 + int(whole_s / PART_S))
-            took_s = make(asked, processors, pinned=self._pinned)
+            took_s = make(asked, processors)
             self._doubtful = took_s >= max(QUICK_S, whole_s / processors)
 
-    def _one_by_one(self, asked: "Sequence[tuple[Mask, int]]") -> None:
+    def _one_by_one(self, asked: "Sequence[Mask]") -> None:
         """Make masks, each for itself; those left when that takes too long take turns with others."""
         left_s = TOGETHER_S
-        for pair in asked:
+        for mask in asked:
             if left_s > 0:
-                left_s -= make([pair])
+                left_s -= make([mask])
                 with self.changed:
                     self.changed.notify_all()
             else:
-                self.submit(pair[0].pace, partial(make, [pair]))
+                self.submit(mask.pace, partial(make, [mask]))
 
     def close(self) -> None:
         super().close()
@@ -199,20 +199,16 @@ class MaskThreads(Turns):
 
 
 class Foreseen:
-    """Which tokens a choice may take behind some drafts."""
+    """The tokens that a choice may take behind some drafts. `allowed`: their bits; see `Mask.allowed`."""
 
-    together = None  # see `Mask.together`
+    ready = True
 
-    def __init__(self, bits: NDArray[np.int32]) -> None:
-        self.bits = bits
+    def __init__(self, allowed: bytes) -> None:
+        self.allowed = allowed
 
     def wait(self) -> float:
-        """See `Mask.wait`; it is always ready."""
+        """See `Mask.wait`."""
         return 0.0
-
-    def write(self, bits: NDArray[np.int32]) -> None:
-        """See `Mask.write`."""
-        bits[:] = self.bits
 
 
 class Mask:
@@ -233,8 +229,8 @@ class Mask:
         self.ready, self.dropped = True, False
         self.forced: deque[int] = deque()
         self.state, self.pace = state, pace
-        self._bits: NDArray[np.int32] = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # after `forced`
-        self._home: tuple[torch.Tensor, int] | None = None  # masks of which `_bits` are a row
+        self.words = (threads.vocab + 31) // 32  # of 32 bits
+        self._bits = bytes(4 * self.words)  # what may come after `forced`
         self._foreseen: deque[tuple[int, Foreseen]] = deque()  # drafts after it, and what may follow each
         self._threads = threads
         self._ends = frozenset(ends)
@@ -246,10 +242,11 @@ class Mask:
         if known is not None:
             self._open(known)
             return
-        state.fill(torch.from_numpy(self._bits))
-        if state.error is None and self.put(self._bits):  # the masks after it cost something
+        bits = torch.zeros(self.words, dtype=torch.int32)
+        state.fill(bits)
+        if self.put(MadeMask.of(bits.numpy())):  # the masks after it cost something
             self.ready, self._openings = False, openings
-            threads.submit(pace, lambda: make([(self, self.forced[-1])]))
+            threads.submit(pace, partial(make, [self]))
 
     def _open(self, known: Opening) -> None:
         """Begin as an answer before this one did, whose masks needn't be made again."""
@@ -267,7 +264,7 @@ class Mask:
     def fail(self, error: BaseException) -> None:
         """Note that making it failed, through no fault of the grammar: its choice ends with that."""
         self.forced.clear()
-        self._fault = engine_failed(error)
+        self._bits, self._fault = bytes(4 * self.words), engine_failed(error)
         self._openings, self.ready = None, True
 
     @property
@@ -291,57 +288,50 @@ class Mask:
         return self.pace.seconds < WAIT_S
 
     @property
-    def together(self) -> tuple[torch.Tensor, int] | None:
-        """(masks that were made together, this one's row among them), or None."""
-        return None if self.forced or self.error is not None else self._home
-
-    def write(self, bits: NDArray[np.int32]) -> None:
-        """Which tokens may come next to `bits` `[ceil(vocab / 32)]`, as `GrammarState.fill` does.
-
-        None, if the grammar can't go on.
-        """
+    def allowed(self) -> bytes:
+        """The bits of the tokens that may come next, as `GrammarState.fill` writes them; none, if it can't go
+        on."""
         assert self.ready, "a mask is read before it is made"
-        if not self.forced and self.error is None:
-            bits[:] = self._bits
-            return
-        bits[:] = 0
-        if self.forced:
-            bits.view(np.uint32)[self.forced[0] // 32] = 1 << self.forced[0] % 32
+        return _one_bit(self.forced[0], self.words) if self.forced else self._bits
 
     def accept(self, token: int) -> None:
         """Take the token that was sampled, and ask for the mask after it."""
         assert self.ready, "a token was sampled without a mask"
         if self.forced:
-            known = self.forced.popleft()
-            assert token == known, "another token than the one that is forced"
+            first = self.forced.popleft()
+            assert token == first, "another token than the one that is forced"
             return
-        self._share_s = min(self._share_s + SHARE_S, WAIT_S)
+        if self._share_s < WAIT_S:
+            self._share_s = min(self._share_s + SHARE_S, WAIT_S)
         if self._foreseen and self._foreseen[0][0] == token:
             self.state.accept(token)
-            self._bits = self._foreseen.popleft()[1].bits  # the token after it is chosen already
-            self._home = None
+            self._bits = self._foreseen.popleft()[1].allowed  # the token after it is chosen already
             return
-        self._foreseen.clear()
-        self.ready = False
-        self._threads.ask(self, token, self.pace)
+        if self._foreseen:
+            self._foreseen.clear()
+        known = self.state.accept(token)
+        if known is None or self.put(known):
+            self.ready = False
+            self._threads.ask(self)
+        else:
+            self.pace.note(0.0)
 
-    @property
-    def words(self) -> int:
-        """Length of its bits, in 32-bit words."""
-        return len(self._bits)
+    def put(self, made: MadeMask, more: bool = True) -> bool:
+        """Take a mask for what may come behind `forced`; whether another is to be made behind that.
 
-    def put(
-        self, bits: NDArray[np.int32], more: bool = True, home: tuple[torch.Tensor, int] | None = None
-    ) -> bool:
-        """Take `bits` for what may come behind `forced`; whether they force a token that isn't the last.
-
-        `more`: whether it may become longer, if that is what they say. `home`: masks of which they are a row.
+        So it is where masks force tokens, the last of which isn't the answer's last, until one isn't known.
+        `more`: whether `forced` may become longer.
         """
-        self._bits, self._home = bits, home
-        token = _only(bits) if more and len(self.forced) < MOST_FORCED else None
-        if token is not None:
-            self.forced.append(token)
-        return token is not None and token not in self._ends
+        known: MadeMask | None = made
+        while known is not None:
+            self._bits = known.bits
+            if known.only is None or not more or len(self.forced) >= MOST_FORCED:
+                return False
+            self.forced.append(known.only)
+            if known.only in self._ends:
+                return False
+            known = self.state.accept(known.only)
+        return True
 
     def takes(self, drafts: Sequence[int]) -> int:
         """How many drafts may come next, one after the other."""
@@ -353,21 +343,19 @@ class Mask:
 
     def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
         """Masks of the tokens that may follow each of the drafts that it `takes`."""
-        masks = []
-        for token in list(self.forced)[1 : len(drafts) + 1]:
-            words = np.zeros_like(self._bits)
-            words.view(np.uint32)[token // 32] = 1 << token % 32
-            masks.append(Foreseen(words))
+        forced = list(self.forced)[1 : len(drafts) + 1]
+        masks = [Foreseen(_one_bit(token, self.words)) for token in forced]
         if self.forced and len(masks) < len(drafts):
             masks.append(Foreseen(self._bits))
         self._foreseen.clear()
         state = self.state.copy()
         for token in drafts[len(masks) :]:
-            state.accept(token)
-            mask = Foreseen(np.zeros_like(self._bits))
-            if state.error is None:
-                state.fill(torch.from_numpy(mask.bits))
-            self._foreseen.append((token, mask))
+            known = state.accept(token)
+            if known is None:
+                bits = torch.zeros(self.words, dtype=torch.int32)
+                state.fill(bits)
+                known = MadeMask(bits.numpy().tobytes(), None)
+            self._foreseen.append((token, Foreseen(known.bits)))
         return [*masks, *(mask for _, mask in self._foreseen)]
 
     def drop(self) -> None:
@@ -390,58 +378,49 @@ class Mask:
         return took_s
 
 
-def make(asked: Sequence[tuple[Mask, int]], processors: int = 1, *, pinned: bool = False) -> float:
-    """Take a token for each of several masks, and make the mask after it, and what is forced behind it.
+def make(asked: Sequence[Mask], processors: int = 1) -> float:
+    """Make several masks behind what they have taken, and behind what is forced there.
 
-    `processors`: that share the work; `pinned`: in memory that a GPU reads. Returns the seconds that it took.
-    A failure is passed to each of the masks, so that none is waited for in vain.
+    `processors`: that share the work. Returns the seconds that it took. A failure is passed to each of the
+    masks, so that none is waited for in vain.
     """
     begun, spent = time.monotonic(), time.thread_time()
     try:
-        _make(asked, begun, processors, pinned=pinned)
+        _make(asked, begun, processors)
     except BaseException as error:  # what Rust panics at is not an Exception
         logger.exception("masks of grammars can't be made")
-        for mask, _ in asked:
+        for mask in asked:
             mask.fail(error)
         return time.monotonic() - begun
     alone = len(asked) == 1  # a thread that waits for Python's lock would take its mask for a slow one
     took_s = time.thread_time() - spent if alone else time.monotonic() - begun
-    for mask, _ in asked:
+    for mask in asked:
         if alone or took_s < QUICK_S:  # else one of them took long, and it isn't known which
             mask.pace.note(took_s * processors / len(asked) / (1 + len(mask.forced)))
         mask.made()
     return took_s
 
 
-def _make(asked: Sequence[tuple[Mask, int]], begun: float, processors: int, *, pinned: bool) -> None:
+def _make(asked: Sequence[Mask], begun: float, processors: int) -> None:
     """`make`, which began at `begun`, in monotonic seconds."""
-    for kind in {type(mask.state) for mask, _ in asked}:
-        left = [pair for pair in asked if type(pair[0].state) is kind and not pair[0].dropped]
+    for kind in {type(mask.state) for mask in asked}:
+        left = [mask for mask in asked if type(mask.state) is kind and not mask.dropped]
         while left:
-            for mask, token in left:
-                mask.state.accept(token)
-            sound = [mask for mask, _ in left if mask.state.error is None]
-            if not sound:
-                break
-            bits = torch.empty(len(sound), asked[0][0].words, dtype=torch.int32, pin_memory=pinned)
-            kind.fill_all([mask.state for mask in sound], bits, processors)
+            bits = torch.empty(len(left), left[0].words, dtype=torch.int32)
+            kind.fill_all([mask.state for mask in left], bits, processors)
             more, lines = time.monotonic() < begun + FORCING_S, bits.numpy()
             narrow = np.count_nonzero(lines[:, :FIRST_WORDS], axis=1) <= 1  # of which few force a token
-            rows = zip(count(), sound, lines, narrow.tolist(), strict=False)
+            rows = zip(left, lines, narrow.tolist(), strict=True)
             left = [
-                (mask, mask.forced[-1])
-                for i, mask, row, may in rows
-                if mask.put(row, may and more, (bits, i))
+                mask
+                for mask, row, may in rows
+                if mask.put(MadeMask.of(row) if may else MadeMask(row.tobytes(), None), more)
             ]
 
 
-def _only(bits: NDArray[np.int32]) -> int | None:
-    """The token that is allowed, if it is the only one."""
-    if np.count_nonzero(bits) != 1:
-        return None
-    (places,) = bits.nonzero()  # sixty times as slow as counting
-    word = int(bits.view(np.uint32)[places[0]])
-    return None if word & (word - 1) else 32 * int(places[0]) + word.bit_length() - 1
+def _one_bit(token: int, words: int) -> bytes:
+    """The mask that allows one token alone."""
+    return (1 << token).to_bytes(4 * words, "little")
 
 
 def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
@@ -465,31 +444,14 @@ def allowed_bits(
 
     Waits for masks that are not ready. `pinned`: in page-locked memory, from where a copy doesn't block.
     """
-    for mask in masks:
-        if mask is not None:
+    bits = torch.empty(len(masks), (vocab + 31) // 32, dtype=torch.int32, pin_memory=pinned)
+    rows = memoryview(bits.numpy().data).cast("B")  # numpy would let go of Python's lock for each of them
+    size = 4 * bits.shape[1]
+    for start, mask in zip(count(0, size), masks, strict=False):
+        if mask is not None and not mask.ready:
             mask.wait()
-    bits = _made_together(masks)
-    if bits is None:
-        bits = torch.empty(len(masks), (vocab + 31) // 32, dtype=torch.int32, pin_memory=pinned)
-        for row, mask in zip(bits.numpy(), masks, strict=True):
-            if mask is None:
-                row.fill(-1)
-            else:
-                mask.write(row)
+        rows[start : start + size] = b"\xff" * size if mask is None else mask.allowed
     return bits
-
-
-def _made_together(masks: Sequence[Mask | Foreseen | None]) -> torch.Tensor | None:
-    """The rows of all masks where they were made, if they stand there in this order and alone."""
-    places = [None if mask is None else mask.together for mask in masks]
-    if places[0] is None:
-        return None
-    bits = places[0][0]
-    if len(bits) == len(places) and all(
-        place is not None and place[0] is bits and place[1] == row for row, place in enumerate(places)
-    ):
-        return bits
-    return None
 
 
 def fill_allowed(masks: Sequence[Mask | Foreseen | None], vocab: int, device: torch.device) -> torch.Tensor:

@@ -17,15 +17,19 @@ _LOOP = re.compile(r"\bfor\s+\w+\s+in\s+[\w.\[\]\"']*tool_calls\b")
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A form of tool calls: parser and grammar. `markers`: texts that may be tokens of their own."""
+    """A form of tool calls: parser and grammar. `markers`: texts that may be tokens of their own; `before`:
+    see `before_arguments`."""
 
     parser: type[CallParser]
     lark: Callable[[ToolUse, Mapping[str, int]], list[str]]
     markers: tuple[str, ...]
+    before: Callable[[str], str | None] = lambda _: None
 
 
 _FORMS: Final[Mapping[str, _Form]] = {
-    "hermes": _Form(hermes.HermesParser, hermes.lark, (hermes.OPENING, hermes.CLOSING)),
+    "hermes": _Form(
+        hermes.HermesParser, hermes.lark, (hermes.OPENING, hermes.CLOSING), hermes.before_arguments
+    ),
     "qwen-xml": _Form(qwen_xml.QwenXmlParser, qwen_xml.lark, (hermes.OPENING, hermes.CLOSING)),
     "mistral": _Form(mistral.MistralParser, mistral.list_lark, (mistral.OPENING,)),
     "mistral-args": _Form(mistral.MistralParser, mistral.args_lark, (mistral.OPENING, mistral.ARGS)),
@@ -60,6 +64,11 @@ def opening(form: ToolForm) -> str:
 def markers(form: ToolForm) -> tuple[str, ...]:
     """Strings that are text for a parser, even where they are special tokens."""
     return _FORMS[form.name].markers
+
+
+def before_arguments(form: ToolForm, name: str) -> str | None:
+    """The text before the arguments of a call of that name; None where it may stand elsewhere, too."""
+    return _FORMS[form.name].before(name)
 
 
 def tool_lark(form: ToolForm, use: ToolUse, tokens: Mapping[str, int]) -> str:

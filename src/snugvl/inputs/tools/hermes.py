@@ -86,10 +86,15 @@ class HermesParser(CallParser):
             self._argue(call[1])
 
 
+def before_arguments(name: str) -> str:
+    """The text of a call up to its arguments, as the grammar has it."""
+    return f'{OPENING}\n{{"name": "{name}", "arguments": '
+
+
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
     """Lines of the Lark grammar of an answer with calls."""
     heads = [
-        quoted(f'\n{{"name": "{tool.name}", "arguments": ') + f" arguments_{i}"
+        f"{quoted(before_arguments(tool.name).removeprefix(OPENING))} arguments_{i}"
         for i, tool in enumerate(called(use))
     ]
     return [
