@@ -179,7 +179,17 @@ def test_no_text_at_all(snugvl: Run, file: Path, pictures: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     assert snugvl("caption", pictures / "a.png").code == 3
     file.write_bytes(b"#" * (config.MAX_BYTES + 1))
-    assert "should be a few lines" in snugvl("caption", pictures / "a.png").err
+    assert "it has more than 65,536 bytes; it should be a few" in snugvl("caption", pictures / "a.png").err
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert "it has more than 65,536 bytes; it should be a few" in snugvl("caption", pictures / "a.png").err
+
+
+def test_a_key_of_many_parts_is_not_even_parsed(snugvl: Run, file: Path) -> None:
+    """TOML's parser would take some 20 s for these."""
+    written(file, "port = 1\n" + ".".join("a" * 30_000) + " = 1\n")
+    ran = snugvl("config", "show")
+    assert ran == Ran(3, "", f"snugvl: {file}, line 2: it has 60,003 characters, at most 4,096 are read\n")
 
 
 def test_what_is_typed_is_refused_without_a_line_of_the_file(snugvl: Run, file: Path) -> None:

@@ -11,6 +11,7 @@ file. A key that is none, or a value of the wrong kind, is refused by line and k
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,10 +22,11 @@ from typer import Argument
 
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.terminal import plainly, printable, say, write
-from snugvl.core.folders import config_folder, write_whole
+from snugvl.core.folders import config_folder, read_small, write_whole
 from snugvl.errors import InputError, SnugvlError
 
-MAX_BYTES: Final = 2**20
+MAX_BYTES: Final = 2**16
+MAX_LINE: Final = 4096  # characters: tomllib takes time with the square of a key's dotted parts
 NEVER: Final = {"help", "version", "install-completion", "show-completion", "yes", "force"}
 # `model` is an option of tasks, but an argument of these; `plan` and `pull` mean another one each time.
 MODEL_ARGUMENT: Final = ("serve",)
@@ -162,13 +164,21 @@ def _split(key: str) -> tuple[str, str]:
 def _text() -> str | None:
     file = path()
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise InputError(f"{file} has more than {MAX_BYTES:,} bytes; it should be a few lines")
-        return file.read_text(encoding="utf-8")
+        text = read_small(file, MAX_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):  # XDG_CONFIG_HOME=/dev/null: there is to be none
         return None
     except UnicodeDecodeError:
         raise InputError(f"{file} is not UTF-8 text; write it anew, or remove it") from None
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise InputError(f"{file}: {error.strerror}; it should be a few lines") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > MAX_LINE:
+            raise InputError(
+                f"{file}, line {number}: it has {len(line):,} characters, at most {MAX_LINE:,} are read"
+            )
+    return text
 
 
 def _parsed(text: str) -> dict[str, Any]:
