@@ -723,6 +723,7 @@ def test_what_is_wrong_with_a_schema_is_said_in_our_words(
         ({"type": "strin"}, 'type: "strin"'),
         ({"type": "string", "format": "barcode"}, 'format: "barcode"'),
         ({"enum": ["a" * 9000]}, ""),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems: true"),
     ],
 )
 def test_a_value_of_a_schema_that_is_refused_is_named_with_its_place(

@@ -79,6 +79,7 @@ _IN_OUR_WORDS: Final = (
         "a multipleOf in it has too many decimal places, about 10 are taken; use a rounder one, "
         f"{_AFTERWARDS}",
     ),
+    (r'Unimplemented keys: \["([^"]+)".*', r"\1 can't be enforced; leave it out, or check it afterwards"),
     (r"Unsatisfiable schema: anyOf is empty", "no answer fits it, as an enum or anyOf in it is empty"),
     (r"Unsatisfiable schema: ", "no answer fits it: "),
 )
@@ -92,6 +93,7 @@ _ABOUT: Final[Sequence[tuple[str, tuple[str, ...], int]]] = (
     (r"regex parse error: (.*?)(?: \^+)? error: ", ("pattern",), 0),
     (r"Expected [\w ]+ for '(?P<key>\w+)', got (.*)", (), 0),
     (r"Invalid type: (.*)", ("type",), 0),
+    (r'Unimplemented keys: \["(?P<key>[^"]+)"', (), 0),
     (r"Unknown format: (.*)", ("format",), 0),
     (r"multipleOf' has too many digits|invalid multiple of", ("multipleOf",), -1),
 )
@@ -196,7 +198,7 @@ def _blamed(error: str, schema: Any) -> str:
                 found = sorted(numbers, key=lambda each: -far * abs(each[1]))
             else:
                 said = match.groups()[-1]
-                found = [each for each in found if said in (each[1], json.dumps(each[1]))]
+                found = [each for each in found if said in (keys[0], each[1], json.dumps(each[1]))]
             return f" (at {found[0][0]}: {json.dumps(found[0][1])[:100]})" if found else ""
     return ""
 
