@@ -26,7 +26,7 @@ from snugvl.core.folders import config_folder, read_small, write_whole
 from snugvl.errors import InputError, SnugvlError
 
 MAX_BYTES: Final = 2**16
-MAX_LINE: Final = 4096  # characters: tomllib takes time with the square of a key's dotted parts
+MAX_LINE: Final = 2048  # characters: tomllib takes time with the square of a key's dotted parts
 NEVER: Final = {"help", "version", "install-completion", "show-completion", "yes", "force"}
 # `model` is an option of tasks, but an argument of these; `plan` and `pull` mean another one each time.
 MODEL_ARGUMENT: Final = ("serve",)
@@ -110,7 +110,8 @@ def get(key: Key) -> None:
     """Print the value of a key."""
     table, name = _split(key)
     values = _parsed(_text() or "")
-    found = (values.get(table, {}) if table else values).get(name)
+    own = values.get(table) if table else values
+    found = own.get(name) if isinstance(own, dict) else None
     if found is None or isinstance(found, dict):
         raise InputError(f"{key} is not set in {path()}")
     write(printable(str(found).lower() if isinstance(found, bool) else str(found)) + "\n")
@@ -164,7 +165,7 @@ def _split(key: str) -> tuple[str, str]:
 def _text() -> str | None:
     file = path()
     try:
-        text = read_small(file, MAX_BYTES).decode()
+        text = read_small(file, MAX_BYTES).decode("utf-8-sig")  # Windows marks its files
     except (FileNotFoundError, NotADirectoryError):  # XDG_CONFIG_HOME=/dev/null: there is to be none
         return None
     except UnicodeDecodeError:
@@ -227,6 +228,8 @@ def _checked(text: str, context: typer.Context) -> dict[str, dict[str, Any]]:
                 given[key][parameter.name] = _value(context, parameter, inner, f"{where(key, name)}: {name}")
             continue
         having = [command for command, known in commands.items() if key in known]
+        if key in commands:
+            raise InputError(f"{where(key, '')}: {key} is a command; write its options below a line [{key}]")
         if not having:
             near = _near(key, [name for known in commands.values() for name in known])
             raise InputError(f"{where('', key)}: {key} is not an option of any command{near}; remove it")

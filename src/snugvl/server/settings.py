@@ -76,7 +76,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
         InputError: it can't be read, or there is no key in it.
     """
     try:
-        lines = read_small(path, MAX_KEYS_BYTES).decode().splitlines()
+        lines = read_small(path, MAX_KEYS_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(f"--api-key-file {path}: {reason}") from None
