@@ -118,7 +118,7 @@ def _torn(path: str) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     value = json_object(read_small(path, MAX_RECORD_BYTES))
     if value is None:
-        raise InputError(f"{path} is no record of a comparison; remove {path.parent}")
+        raise InputError(f"{path} is not a record of a comparison; remove {path.parent}")
     return value
 
 
@@ -161,7 +161,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since the clock was made."""
         return time.monotonic() - self._began
 
     def measured(self, nbytes: int, seconds: float) -> None:

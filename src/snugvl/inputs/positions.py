@@ -32,7 +32,7 @@ _KNOWN: Final = frozenset(
      "const", "anyOf", "oneOf"}
 )  # fmt: skip
 _NESTED: Final = frozenset({"array", "object"})  # types whose values begin alike and go on differently
-_NARROW: Final = b"\xe0\xed\xf0\xf4"  # first bytes of characters after which some second bytes are no UTF-8
+_NARROW: Final = b"\xe0\xed\xf0\xf4"  # first bytes of characters after which some second bytes are not UTF-8
 _QUOTE_OR_ESCAPE: Final = re.compile(rb'["\\]')
 _ANOTHER: Final = b"*"  # in an object's frame, for properties that its schema doesn't name
 # How escapes of halves of characters (surrogates) begin behind their \u.
@@ -181,7 +181,7 @@ class Position:
 
     @property
     def key(self) -> Key | None:
-        """Equal for two answers only if the same tokens may follow both; None where nobody knows."""
+        """Equal for two answers only if the same tokens may follow both; None where that is unknown."""
         if self._lost:
             return None
         frames = tuple(self._frames)
