@@ -7,9 +7,11 @@
 import json
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
+import transformers
+from packaging.version import Version
 from safetensors.torch import save_file
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -19,6 +21,9 @@ from tests.inputs.conftest import SIMPLE_TEMPLATE, SPECIAL, small_tokenizer
 Spelling = Literal["hub", "new"]
 ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
 PATCH_DIM = 3 * 2 * 14 * 14
+# transformers before 5.18 drops the fraction of the seconds between two frames before it counts positions
+# (mended by https://github.com/huggingface/transformers/pull/48669), so only whole seconds compare there.
+WHOLE_SECONDS: Final = Version(transformers.__version__) < Version("5.18")
 TEXT: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 64,

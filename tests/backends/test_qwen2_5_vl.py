@@ -16,7 +16,7 @@ from snugvl.models.networks import Qwen25VL
 from tests import qwen2_5_vl
 from tests.backends.test_oracle import NEW_TOKENS, SAMPLING, engine, picture, requests_of, run
 
-FPS = 3.0
+FPS = 1.0 if qwen2_5_vl.WHOLE_SECONDS else 3.0
 
 
 def conversations() -> dict[str, list[Message]]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 
 from snugvl.checkpoint.download import pull
@@ -12,7 +13,7 @@ from snugvl.checkpoint.listing import first_of, projectors_of
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import CheckpointError, CheckpointNotFound, UnsupportedModel
-from tests.checkpoint.gguf_samples import TEXT, model, tower
+from tests.checkpoint.gguf_samples import TEXT, TOWER, model, tower, written
 from tests.checkpoint.hub_server import COMMIT, FakeHub
 
 REPO = "owner/Model-GGUF"
@@ -243,3 +244,26 @@ def test_a_tower_of_another_width_is_not_left_out_without_a_word(tmp_path: Path)
     gguf = facts_of(str(path), offline=True).gguf
     assert gguf is not None
     assert not gguf.unlike
+
+
+def test_a_tower_that_does_not_say_its_width_is_left_out_in_words(tmp_path: Path) -> None:
+    path = model(tmp_path / "model-Q4_K_M.gguf")
+    writer = gguf.GGUFWriter(None, "clip")
+    writer.add_clip_projector_type("qwen3vl_merger")
+    written(writer, tmp_path / "mmproj-model-f16.gguf", TOWER)
+    found = facts_of(str(path), offline=True).gguf
+    assert found is not None
+    assert "it gives an unknown number of values a token of a picture, and the model takes" in found.unlike
+
+
+def test_a_tower_without_its_model_says_so_by_file_and_by_folder(tmp_path: Path) -> None:
+    alone = tower(tmp_path / "mmproj-model-f16.gguf")
+    for name in (alone, tmp_path):
+        with pytest.raises(UnsupportedModel, match=r"is a vision tower alone \(mmproj\); name the model"):
+            facts_of(str(name), offline=True)
+
+
+def test_a_folder_without_the_first_part_names_it(tmp_path: Path) -> None:
+    model(tmp_path / "model-00002-of-00002.gguf")
+    with pytest.raises(CheckpointError, match=r"lacks model-00001-of-00002.gguf \(1 of 2 parts\)"):
+        facts_of(str(tmp_path), offline=True)

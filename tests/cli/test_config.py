@@ -179,7 +179,38 @@ def test_no_text_at_all(snugvl: Run, file: Path, pictures: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     assert snugvl("caption", pictures / "a.png").code == 3
     file.write_bytes(b"#" * (config.MAX_BYTES + 1))
-    assert "should be a few lines" in snugvl("caption", pictures / "a.png").err
+    assert "it has more than 65,536 bytes; it should be a few" in snugvl("caption", pictures / "a.png").err
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert "it has more than 65,536 bytes; it should be a few" in snugvl("caption", pictures / "a.png").err
+
+
+def test_a_key_of_many_parts_is_not_even_parsed(snugvl: Run, file: Path) -> None:
+    """TOML's parser would take some 20 s for these."""
+    written(file, "port = 1\n" + ".".join("a" * 30_000) + " = 1\n")
+    ran = snugvl("config", "show")
+    assert ran == Ran(3, "", f"snugvl: {file}, line 2: it has 60,003 characters, at most 2,048 are read\n")
+
+
+def test_a_mark_of_windows_before_the_first_key_is_no_mistake(snugvl: Run, file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"\xef\xbb\xbfport = 9000\r\n")
+    assert snugvl("config", "get", "port") == Ran(0, "9000\n", "")
+
+
+@pytest.mark.parametrize("text", ["[[serve]]\nport = 1\n", "serve = 5\n"])
+def test_a_command_has_one_table(snugvl: Run, file: Path, pictures: Path, text: str) -> None:
+    written(file, text)
+    assert "serve.port is not set" in snugvl("config", "get", "serve.port").err
+    ran = snugvl("caption", pictures / "a.png")
+    assert ran.code == 3
+    assert "serve is a command; write its options below a line [serve]" in ran.err
+
+
+def test_a_number_of_thousands_of_digits_is_refused(snugvl: Run, file: Path, pictures: Path) -> None:
+    written(file, f"port = 0x{'f' * 4000}\n")
+    ran = snugvl("caption", pictures / "a.png")
+    assert (ran.code, "unexpected" in ran.err) == (3, False)
 
 
 def test_what_is_typed_is_refused_without_a_line_of_the_file(snugvl: Run, file: Path) -> None:

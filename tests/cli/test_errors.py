@@ -14,9 +14,12 @@ from PIL import Image
 from typer.main import get_command
 
 from snugvl import errors, load
+from snugvl.bench import result
 from snugvl.cli.app import app, run
+from snugvl.cli.chat import _turns
 from snugvl.core.folders import leave_removed_folder
-from snugvl.server.settings import checked
+from snugvl.planner.report import document
+from snugvl.server.settings import checked, read_keys
 from tests.cli.conftest import NOTE
 from tests.command import Ran
 from tests.tasks.fake import FakeBackend
@@ -357,3 +360,13 @@ def test_a_number_with_a_suffix_is_told_how_it_is_written(
 ) -> None:
     assert run(["plan", "pocket", "--context", context]) == 2
     assert f"'{context}' is not a whole number in digits alone, such as 8192" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "read",
+    [read_keys, document.read, result.load, _turns],
+    ids=["keys", "plan", "benchmark", "conversation"],
+)
+def test_a_file_without_end_is_not_read_for_ever(read: Callable[[Path], object]) -> None:
+    with pytest.raises((errors.InputError, OSError), match=r"it has more than [\d,]+ bytes"):
+        read(Path("/dev/zero"))

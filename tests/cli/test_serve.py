@@ -122,7 +122,7 @@ def test_keys_of_the_environment_and_of_a_file(
 ) -> None:
     monkeypatch.setenv("SNUGVL_API_KEY", "from-the-environment")
     file = tmp_path / "keys"
-    file.write_text("# ours\n\nhidden-one \n  hidden-two\n")
+    file.write_text("\ufeff# ours\n\nhidden-one \n  hidden-two\n")  # as Windows begins its files
     file.chmod(0o600)
     assert serve("--api-key-file", str(file)) == 0
     assert served.settings[0].api_keys == ("from-the-environment", "hidden-one", "hidden-two")

@@ -28,6 +28,7 @@ from tests.tasks.fake import FakeBackend
 
 Run = Callable[..., Ran]
 RECORDINGS = Path(__file__).parents[1] / "hardware" / "recordings"
+LOGS = RECORDINGS.parents[1] / "diagnose" / "logs"
 WIDTHS = [60, 80, 120]
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 BAR = re.compile(r"[█░]+")
@@ -81,10 +82,12 @@ def _read(terminal: int) -> bytes:
         (("plan", "--machine", f"{RECORDINGS}/rtx5060-wsl2.json", "--offline"), WIDTHS[:1]),
         (("doctor", "--machine", f"{RECORDINGS}/rtx5060-wsl2.json"), WIDTHS[:1]),
         (("serve", "no/model"), WIDTHS[:1]),
+        (("doctor", "--log", f"{LOGS}/thread_llamacpp_gguf_key.log"), WIDTHS[:1]),
+        (("doctor", "--log", f"{LOGS}/vllm033_q4bfp8_overfree_5060_wsl2.log"), WIDTHS[:1]),
     ],
-    ids=["all of a plan", "plan", "doctor", "an error"],
+    ids=["all of a plan", "plan", "doctor", "an error", "a diagnosis", "a diagnosis with a command"],
 )
-@pytest.mark.sample("all of a plan")
+@pytest.mark.sample("all of a plan", "a diagnosis with a command")
 def test_a_pseudo_terminal(args: tuple[str, ...], widths: list[int]) -> None:
     wide = on_a_terminal(1000, *args)
     assert len(words(wide)) > 5

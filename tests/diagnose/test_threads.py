@@ -43,6 +43,10 @@ THREADS = {
         "128.00 GiB of host memory was refused: it is the KV cache for a context of 1,048,576",
     ),
     "llamacpp_kv_gpu": ("context", "-c 4096"),
+    "llamacpp_pre_tokenizer": (
+        "checkpoint",
+        "(unknown pre-tokenizer type: 'deepseek-r1-qwen'): it is incomplete, or was made for another version",
+    ),
     "llamacpp_projector": ("checkpoint", "names no type: it was made for another version"),
     "llamacpp_rocm_second_gpu": ("no_kernel", "HIP_VISIBLE_DEVICES=0"),
     "llamacpp_weights_145g": ("weights", "snugvl plan"),
@@ -103,6 +107,10 @@ THREADS = {
     "libcudart_missing": ("packages", FRESH),
     "llamacpp_clip_tensor": ("checkpoint", "update the engine first"),
     "llamacpp_file_bounds": ("checkpoint", FETCH),
+    "llamacpp_gguf_key": (
+        "checkpoint",
+        "(key not found in model: gemma3.attention.layer_norm_rms_epsilon): it is incomplete, or was made for",
+    ),
     "llamacpp_libcxx_ggufv1": ("checkpoint", "convert the original again"),
     "llamacpp_libcxx_threads": (
         "exception",
@@ -282,3 +290,10 @@ def test_an_exception_that_a_start_survived_is_no_failure() -> None:
 def test_only_what_says_nothing_itself_is_quoted_as_such() -> None:
     log = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
     assert "Engine core initialization failed" in explain(log).causes[0].explanation
+
+
+def test_a_file_without_a_name_is_no_model_called_n_a() -> None:
+    name = "llm_load_print_meta: general.name     = n/a\n"
+    text = to_text(explain(name + (LOGS / "thread_llamacpp_file_bounds.log").read_text()))
+    assert FETCH in text
+    assert "n/a" not in text

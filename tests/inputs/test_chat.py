@@ -277,6 +277,24 @@ def test_a_template_that_is_none(broken: Path) -> None:
         ChatTemplate.from_folder(broken)
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "it is nested too deeply"),
+        ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "it is nested too deeply"),
+        ("{{ " + "+".join("1" * 3000) + " }}", "it is nested too deeply"),
+        ("a" * 1_000_001, "has 1,000,001 characters, at most 1,000,000 are read"),
+    ],
+    ids=["parentheses", "ifs", "a sum", "long"],
+)
+def test_a_template_that_is_too_deep_or_too_long(broken: Path, source: str, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        ChatTemplate(source)
+    (broken / "chat_template.jinja").write_text(source)
+    with pytest.raises(CheckpointError, match=f"chat_template.jinja.*{said}"):
+        ChatTemplate.from_folder(broken)
+
+
 def test_a_conversation_it_refuses() -> None:
     with pytest.raises(RequestError, match="refuses this: System message must be first") as raised:
         ChatTemplate(FULL_TEMPLATE).render([user("a"), SYSTEM])

@@ -708,3 +708,38 @@ def test_what_is_wrong_with_a_schema_is_said_in_our_words(
     with pytest.raises(RequestError, match=re.escape(said)) as raised:
         compiler.compile(Grammar("json_schema", schema))
     assert not re.search("regex|Some\\(|f64|Unsatisfiable", str(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        ({"type": "integer", "minimum": 10**19}, "minimum: 10000000000000000000"),
+        ({"type": "number", "exclusiveMaximum": 1e30}, "exclusiveMaximum: 1e+30"),
+        ({"type": "number", "minimum": 1e-90, "maximum": 7}, "minimum: 1e-90"),
+        ({"type": "number", "maximum": -1e-90}, "maximum: -1e-90"),
+        ({"type": "string", "minLength": 3, "maxLength": 10**10}, "maxLength: 10000000000"),
+        ({"type": "number", "multipleOf": 1e-300}, "multipleOf: 1e-300"),
+        ({"type": "number", "multipleOf": 10**6}, ""),
+        ({"type": "string", "pattern": "((a"}, 'pattern: "((a"'),
+        ({"type": "array", "minItems": 2.5}, "minItems: 2.5"),
+        ({"type": "strin"}, 'type: "strin"'),
+        ({"type": "string", "format": "barcode"}, 'format: "barcode"'),
+        ({"enum": ["a" * 9000]}, ""),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems: true"),
+    ],
+)
+def test_a_value_of_a_schema_that_is_refused_is_named_with_its_place(
+    compiler: GrammarCompiler, part: dict[str, Any], place: str
+) -> None:
+    """Beside others of the same keyword that can be used, in a form as in a strict tool."""
+    fine = {"type": "number", "minimum": 1, "maximum": 5, "multipleOf": 2}
+    shape = {"type": "array", "items": {"type": "object", "properties": {"fine": fine, "x": part}}}
+    schema = {"type": "object", "properties": {"list": shape}, "required": ["list"]}
+    schema["properties"]["fine"] = {"type": "string", "minLength": 2, "maxLength": 8, "pattern": "a"}
+    place = "/".join(["(at #/properties/list/items/properties/x", *([place] if place else [])])
+    with pytest.raises(RequestError, match=re.escape(place + ")")):
+        compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    tool = Tool("look", parameters=schema, strict=True)
+    with pytest.raises(RequestError, match=re.escape(place + ")")) as raised:
+        compiler.compile_tools(ToolUse((tool,)))
+    assert "parse error" not in str(raised.value)

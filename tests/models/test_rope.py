@@ -59,7 +59,10 @@ def oracle_of_times() -> Qwen2_5_VLModel:
         return Qwen2_5_VLModel(Qwen2_5_VLConfig(**qwen2_5_vl.config()))
 
 
-@given(parts=parts, seconds=st.floats(0, 30, width=32))
+@given(
+    parts=parts,
+    seconds=st.integers(0, 30).map(float) if qwen2_5_vl.WHOLE_SECONDS else st.floats(0, 30, width=32),
+)
 def test_positions_of_one_run_equal_transformers(
     oracle_of_times: Qwen2_5_VLModel, parts: list[int | tuple[str, int, int, int]], seconds: float
 ) -> None:

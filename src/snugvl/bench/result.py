@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 from snugvl.bench.load import Generator, Record, percentile
 from snugvl.bench.workload import Manner, Workload
+from snugvl.core.folders import read_small
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.errors import InputError
 from snugvl.hardware.probe import probe
@@ -203,6 +204,7 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 
 FORMAT: Final = 1
+MAX_RESULT_BYTES: Final = 256 << 20  # each request of a benchmark is in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +331,7 @@ def load(path: Path) -> BenchmarkResult:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small(path, MAX_RESULT_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise InputError(f"{path} can't be read: {reason}") from None

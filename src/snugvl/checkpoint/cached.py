@@ -19,8 +19,8 @@ from pathlib import Path
 
 from snugvl.checkpoint.hub import library
 from snugvl.checkpoint.listing import is_inside, is_repo
-from snugvl.checkpoint.store import REPO_PREFIX, repo_folder, repo_of
-from snugvl.core.folders import hub_cache
+from snugvl.checkpoint.store import MAX_REF_BYTES, REPO_PREFIX, repo_folder, repo_of
+from snugvl.core.folders import hub_cache, read_small
 from snugvl.errors import CheckpointNotFound, InputError
 
 
@@ -199,7 +199,7 @@ def _needed_elsewhere(folder: Path, gone: list[str]) -> Iterator[Path]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return read_small(path, MAX_REF_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError):
         return ""
 

@@ -92,7 +92,8 @@ def gguf_files(model: str) -> GgufFiles | None:
     if len(firsts) > 1:
         names = ", ".join(file.name for file in firsts[:5])
         raise CheckpointNotFound(f"{model} has several models ({names}); name one file: {firsts[0]}")
-    return _beside(firsts[0]) if firsts else None
+    some = firsts or sorted(path.glob(ANY))  # a tower alone or a later part: reading it says what is missing
+    return _beside(some[0]) if some else None
 
 
 def is_gguf(path: Path) -> bool:
@@ -110,7 +111,8 @@ def _beside(path: Path) -> GgufFiles:
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise CheckpointError(f"{path.parent} lacks {missing[0]} ({len(missing)} of {len(parts)} parts)")
-    towers = projectors_of((file.name for file in path.parent.glob(ANY)), path.name)
+    others = {file.name for file in path.parent.glob(ANY)} - {path.name}
+    towers = projectors_of(others, path.name)
     if path.parent == _llamacpp_folder():  # OWNER_REPO_FILE, of all repositories together
         mine = path.name.lower()
         towers = [name for name in towers if mine.startswith(name.lower().partition("mmproj")[0])]
@@ -119,7 +121,8 @@ def _beside(path: Path) -> GgufFiles:
     fitting = next((path.with_name(name) for name in towers if widths[name] == width), None)
     if not towers or fitting is not None:
         return GgufFiles(tuple(parts), fitting)
-    why = f"it gives {widths[towers[0]]} values a token of a picture, and the model takes {width}"
+    gives = widths[towers[0]] or "an unknown number of"
+    why = f"it gives {gives} values a token of a picture, and the model takes {width or 'an unknown one'}"
     return GgufFiles(tuple(parts), None, f"{towers[0]} is left out, so the model sees no pictures: {why}.")
 
 

@@ -98,9 +98,7 @@ def _path_of(value: object, where: str) -> str:
         CheckpointError: it is absolute, climbs, or has characters that no path here has.
     """
     if not isinstance(value, str) or not is_inside(value):
-        raise CheckpointError(
-            f"{where} names the file {shown(value)}, which is not a path inside it; nothing was written"
-        )
+        raise CheckpointError(f"{where} names the file {shown(value)}, which is not a path inside it")
     return value
 
 

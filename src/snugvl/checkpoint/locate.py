@@ -7,8 +7,8 @@ from snugvl.checkpoint.gguf_files import HUB, OLLAMA, gguf_files, hub_id, reposi
 from snugvl.checkpoint.listing import SUFFIX, is_repo
 from snugvl.checkpoint.safetensors import weight_files
 from snugvl.checkpoint.section import read_json
-from snugvl.checkpoint.store import repo_folder
-from snugvl.core.folders import expanded
+from snugvl.checkpoint.store import MAX_REF_BYTES, repo_folder
+from snugvl.core.folders import expanded, read_small
 from snugvl.core.training import Training, read_training
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
@@ -117,7 +117,7 @@ def _in_hub_cache(model: str) -> Path | None:
     repo = repo_folder(model)
     ref = repo / "refs" / "main"
     try:
-        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else "main"
+        commit = read_small(ref, MAX_REF_BYTES).decode().strip() if ref.is_file() else "main"
         snapshot = repo / "snapshots" / commit
         inside = snapshot.name == commit and commit != ".."
         return snapshot if inside and snapshot.is_dir() else None

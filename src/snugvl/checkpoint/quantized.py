@@ -207,7 +207,8 @@ def _compressed_packing(section: Section) -> Packing:
         return Packing(PREQUANTIZED[4], 4, mixed=True)
     if len(found) != 1:
         kinds = sorted(packing.kind for packing in found)
-        raise UnsupportedModel(f"{section.where} mixes weights of {kinds or 'no kind'}; one kind can be read")
+        what = f"mixes weights of {kinds}" if kinds else "names no kind of weights"
+        raise UnsupportedModel(f"{section.where} {what}; one kind can be read")
     return found.pop()
 
 

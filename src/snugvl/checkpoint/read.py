@@ -17,7 +17,8 @@ from snugvl.checkpoint.gguf_files import file_material, gguf_files, repository
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
 from snugvl.checkpoint.listing import is_commit, of_quant
 from snugvl.checkpoint.locate import complete, incomplete, is_hub_cached, looks_like_hub_id, near, no_such
-from snugvl.core.folders import cache_folder, write_whole
+from snugvl.checkpoint.section import MAX_JSON_BYTES
+from snugvl.core.folders import cache_folder, json_object, read_small, write_whole
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
 FRESH_SECONDS = 24 * 3600  # a branch may move: after a day the Hub is asked again, if there is a network
@@ -94,7 +95,7 @@ def _kept(model: str, *, stale: bool) -> Material | None:
         stale: whether material of more than a day ago will do.
     """
     try:
-        values = json.loads(_place(model).read_text(encoding="utf-8"))
+        values = json_object(read_small(_place(model), MAX_JSON_BYTES)) or {}
         if not stale and not 0 <= time.time() - float(values["asked"]) < FRESH_SECONDS:
             return None
         tensors = tuple(

@@ -107,7 +107,10 @@ def weight_files(folder: Path) -> list[Path]:
         path.name for pattern in ("*.bin", "*.gguf", "*.pt", "*.pth") for path in folder.glob(pattern)
     )
     if others:
-        raise UnsupportedModel(f"{folder} has {others[0]} but no {SINGLE}; only safetensors weights are read")
+        raise UnsupportedModel(
+            f"{folder} has {others[0]} but no {SINGLE}; only safetensors weights are read; save "
+            "it again with transformers (save_pretrained)"
+        )
     raise CheckpointError(f"{folder} has no weights ({SINGLE} or {INDEX}); finish the download")
 
 

@@ -22,6 +22,7 @@ from snugvl.core.folders import hub_cache, write_whole
 from snugvl.errors import CheckpointError
 
 REPO_PREFIX = "models--"  # of the cache's folders of models
+MAX_REF_BYTES = 4096  # of a file that holds a commit
 CHUNK_BYTES = 4 * 2**20
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from snugvl.cli import options, session, sources
 from snugvl.cli.records import Job
 from snugvl.cli.terminal import flow, printable, say, several, show, write
-from snugvl.core.folders import expanded, write_named
+from snugvl.core.folders import expanded, read_small, write_named
 from snugvl.errors import InputError, RequestTooLarge, SnugvlError
 
 if TYPE_CHECKING:
@@ -187,9 +187,7 @@ class SavedTurn:
 
 
 def _turns(file: Path) -> list[SavedTurn]:
-    if file.is_file() and file.stat().st_size > MOST_BYTES:
-        raise InputError(f"{file} has more than {MOST_BYTES >> 20} MiB; it is not a saved conversation")
-    text = file.read_text(encoding="utf-8", errors="replace")
+    text = read_small(file, MOST_BYTES).decode("utf-8", "replace")
     lead, *parts = _TURN.split(text)
     names, turns = parts[::2], []
     talked = len(names) % 2 == 0 and all((name == ME) != number % 2 for number, name in enumerate(names))

@@ -11,6 +11,7 @@ file. An unknown key, or a value of the wrong kind, is refused by line and key.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,10 +22,11 @@ from typer import Argument
 
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.terminal import plainly, printable, say, write
-from snugvl.core.folders import config_folder, write_whole
+from snugvl.core.folders import config_folder, read_small, write_whole
 from snugvl.errors import InputError, SnugvlError
 
-MAX_BYTES: Final = 2**20
+MAX_BYTES: Final = 2**16
+MAX_LINE: Final = 2048  # characters: tomllib takes time with the square of a key's dotted parts
 NEVER: Final = {"help", "version", "install-completion", "show-completion", "yes", "force"}
 # `model` is an option of tasks, but an argument of these; `plan` and `pull` mean another one each time.
 MODEL_ARGUMENT: Final = ("serve",)
@@ -108,7 +110,8 @@ def get(key: Key) -> None:
     """Print the value of a key."""
     table, name = _split(key)
     values = _parsed(_text() or "")
-    found = (values.get(table, {}) if table else values).get(name)
+    own = values.get(table) if table else values
+    found = own.get(name) if isinstance(own, dict) else None
     if found is None or isinstance(found, dict):
         raise InputError(f"{key} is not set in {path()}")
     write(printable(str(found).lower() if isinstance(found, bool) else str(found)) + "\n")
@@ -162,13 +165,21 @@ def _split(key: str) -> tuple[str, str]:
 def _text() -> str | None:
     file = path()
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise InputError(f"{file} has more than {MAX_BYTES:,} bytes; it should be a few lines")
-        return file.read_text(encoding="utf-8")
+        text = read_small(file, MAX_BYTES).decode("utf-8-sig")  # Windows marks its files
     except (FileNotFoundError, NotADirectoryError):  # XDG_CONFIG_HOME=/dev/null: there is to be none
         return None
     except UnicodeDecodeError:
         raise InputError(f"{file} is not UTF-8 text; write it anew, or remove it") from None
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise InputError(f"{file}: {error.strerror}; it should be a few lines") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > MAX_LINE:
+            raise InputError(
+                f"{file}, line {number}: it has {len(line):,} characters, at most {MAX_LINE:,} are read"
+            )
+    return text
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -217,6 +228,8 @@ def _checked(text: str, context: typer.Context) -> dict[str, dict[str, Any]]:
                 given[key][parameter.name] = _value(context, parameter, inner, f"{where(key, name)}: {name}")
             continue
         having = [command for command, known in commands.items() if key in known]
+        if key in commands:
+            raise InputError(f"{where(key, '')}: {key} is a command; write its options below a line [{key}]")
         if not having:
             near = _near(key, [name for known in commands.values() for name in known])
             raise InputError(f"{where('', key)}: {key} is not an option of any command{near}; remove it")

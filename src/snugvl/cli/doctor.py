@@ -16,7 +16,7 @@ from snugvl.cli.options import DEFAULT_MODEL, MachineChoice, machine_from
 from snugvl.cli.terminal import printable, say, write, write_json
 from snugvl.core.folders import write_named
 from snugvl.core.sizes import format_size
-from snugvl.core.wrapping import columns, styled, wrapped
+from snugvl.core.wrapping import columns, styled, wrapped, wrapped_command
 from snugvl.errors import EngineError, InputError
 from snugvl.version import __version__
 
@@ -182,7 +182,13 @@ def _explain(log: str, *, json: bool) -> None:
     from snugvl.diagnose.result import to_json, to_text
 
     diagnosis = explain_stream(sys.stdin.buffer) if log == "-" else explain_file(Path(log))
-    write(to_json(diagnosis) + "\n" if json else to_text(diagnosis))
+    if json:
+        write(to_json(diagnosis) + "\n")
+        return
+    width, command = columns(sys.stdout), f"  {diagnosis.command}"
+    for line in to_text(diagnosis).splitlines():
+        whole = line == command
+        write((wrapped_command(line.strip(), width, 2) if whole else wrapped(line, width, 4)) + "\n")
 
 
 def _record(machine: Machine, path: Path) -> None:

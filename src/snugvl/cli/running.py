@@ -26,7 +26,7 @@ from typer import Option
 
 from snugvl.cli import options
 from snugvl.cli.terminal import printable, say, write, write_json
-from snugvl.core.folders import cache_folder, json_object, write_whole
+from snugvl.core.folders import cache_folder, json_object, read_small, write_whole
 from snugvl.core.sizes import format_size
 from snugvl.errors import EngineUnavailable, SnugvlError, Unauthorized
 
@@ -161,7 +161,7 @@ def owner(port: int) -> LocalServer | None:
 
 def _read(path: Path) -> LocalServer | None:
     try:
-        values: Any = json_object(path.read_bytes())
+        values: Any = json_object(read_small(path, MAX_ANSWER_BYTES))
         known = {each.name: values[each.name] for each in fields(LocalServer)}
         return LocalServer(**{**known, "pid": int(known["pid"]), "names": tuple(map(str, known["names"]))})
     except (OSError, ValueError, TypeError, KeyError):

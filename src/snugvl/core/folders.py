@@ -2,6 +2,7 @@
 takes longer than a plan. And where we keep what we have found out, by which of our sources, and how.
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,19 @@ def moved(error: OSError) -> str:
         if path.is_relative_to(home) or path == home.parent:
             return f"; make {home} a folder that you may read and write, or set {variable} to another one"
     return ""
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """The bytes of a file that another wrote, and that has few.
+
+    Raises:
+        OSError: it can't be read; or it has more than `most` bytes, as its `strerror` says then.
+    """
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:

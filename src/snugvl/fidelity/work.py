@@ -23,10 +23,11 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load_file, save_file
 
-from snugvl.core.folders import json_object, write_whole
+from snugvl.core.folders import json_object, read_small, write_whole
 from snugvl.errors import InputError
 
 FORMAT = 1  # of what is in the folder
+MAX_RECORD_BYTES: Final = 1 << 20  # of what is compared
 
 
 def folder_of(output: Path) -> Path:
@@ -115,7 +116,7 @@ def _torn(path: str) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    value = json_object(path.read_text(encoding="utf-8", errors="replace"))
+    value = json_object(read_small(path, MAX_RECORD_BYTES))
     if value is None:
         raise InputError(f"{path} is not a record of a comparison; remove {path.parent}")
     return value

@@ -19,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from snugvl.checkpoint.section import read_json
+from snugvl.core.folders import read_small
 from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, ToolForm, Video
 from snugvl.errors import CheckpointError, RequestError
 from snugvl.inputs.reasoning import thinks
@@ -27,6 +28,7 @@ from snugvl.inputs.tools.in_text import ANSWER_MARKS, call_arguments, with_calls
 
 _OWN = ("self", "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 _REASONING = ("reasoning_content", "reasoning", "thinking")  # as templates call what was thought before
+MAX_TEMPLATE = 1_000_000  # characters; the longest of models have a fiftieth of it
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -58,11 +60,17 @@ class ChatTemplate:
         self.source = source
         self._variables = dict(variables or {})
         environment = _environment()
+        if len(source) > MAX_TEMPLATE:
+            raise CheckpointError(
+                f"{where} has {len(source):,} characters, at most {MAX_TEMPLATE:,} are read"
+            )
         try:
             self._template = environment.from_string(source)
             used = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{where} is not a valid template: line {error.lineno}: {error}") from None
+        except RecursionError:
+            raise CheckpointError(f"{where} is not a valid template: it is nested too deeply") from None
         self.shows_tools = "tools" in used
         self.shows_calls = "tool_calls" in source
         self.tool_form = tool_form(source) if self.shows_tools else ToolForm()
@@ -81,9 +89,11 @@ class ChatTemplate:
         path = folder / "chat_template.jinja"
         if path.exists():
             try:
-                return cls(path.read_text(encoding="utf-8"), where=str(path), variables=variables)
+                text = read_small(path, 4 * MAX_TEMPLATE).decode()
             except (OSError, UnicodeDecodeError) as error:
-                raise CheckpointError(f"{path} can't be read: {error}") from None
+                reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                raise CheckpointError(f"{path} can't be read: {reason}") from None
+            return cls(text, where=str(path), variables=variables)
         for name in ("chat_template.json", "tokenizer_config.json"):
             path = folder / name
             source = _default(read_json(path).get("chat_template")) if path.exists() else None

@@ -13,7 +13,7 @@ tokens).
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -36,6 +36,7 @@ MAX_LINKED_DEPTH: Final = 400  # of the document and everything it refers to, on
 MAX_PROPERTIES: Final = 1000  # of one object
 MAX_PATTERNS: Final = 8  # below one `allOf`, or a `$ref` with keywords beside it
 MAX_MULTIPLE: Final = 10_000  # of a `multipleOf` without its decimal point, and of those that are joined
+MAX_PLACE: Final = 200  # characters of the place of a part of a schema, as a refusal names it
 MAX_LITERAL: Final = 8_192  # characters of one value of `const` or `enum`, or of one property's name
 _NOTHING: Final = object()  # where a `$ref` leads that leads nowhere
 _JOINED = ("allOf", "anyOf", "oneOf")
@@ -56,8 +57,9 @@ _IN_OUR_WORDS: Final = (
         f"checked digit by digit; use a smaller one, {_AFTERWARDS}",
     ),
     (
-        r"regex parse error: \({3}0\\\..*",
-        f"a minimum or maximum in it has too many decimal places; use a rounder one, {_AFTERWARDS}",
+        r"regex parse error: \S*?(?:\(0){12}.*",
+        "a minimum or maximum in it has too many decimal places, about 70 are taken; use a rounder one, "
+        f"{_AFTERWARDS}",
     ),
     (
         r"regex parse error: \(\?s:\.\{(?:0,)?(\d+)(?:,\d*)?\}\).* error: decimal literal invalid",
@@ -74,10 +76,26 @@ _IN_OUR_WORDS: Final = (
     (r"invalid multiple of", "multipleOf is 0; use a number above 0"),
     (
         r"Value for 'multipleOf' has too many digits: .*",
-        f"a multipleOf in it has too many decimal places; use a rounder one, {_AFTERWARDS}",
+        "a multipleOf in it has too many decimal places, about 10 are taken; use a rounder one, "
+        f"{_AFTERWARDS}",
     ),
+    (r'Unimplemented keys: \["([^"]+)".*', r"\1 can't be enforced; leave it out, or check it afterwards"),
     (r"Unsatisfiable schema: anyOf is empty", "no answer fits it, as an enum or anyOf in it is empty"),
     (r"Unsatisfiable schema: ", "no answer fits it: "),
+)
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# Which keyword an error of llguidance is about, and which value of it: the one that it quotes, or the number
+# that is farthest from 0 (1), or nearest to it (-1).
+_ABOUT: Final[Sequence[tuple[str, tuple[str, ...], int]]] = (
+    (r"Failed to generate regex for \w+ range", _BOUNDS, 1),
+    (r"regex parse error: \S*?(?:\(0){12}", _BOUNDS, -1),
+    (r"error: decimal literal invalid", ("minLength", "maxLength"), 1),
+    (r"regex parse error: (.*?)(?: \^+)? error: ", ("pattern",), 0),
+    (r"Expected [\w ]+ for '(?P<key>\w+)', got (.*)", (), 0),
+    (r"Invalid type: (.*)", ("type",), 0),
+    (r'Unimplemented keys: \["(?P<key>[^"]+)"', (), 0),
+    (r"Unknown format: (.*)", ("format",), 0),
+    (r"multipleOf' has too many digits|invalid multiple of", ("multipleOf",), -1),
 )
 
 
@@ -97,7 +115,7 @@ def grammar_text(grammar: Grammar, field: str) -> str:
             schema = json.dumps(ended(json.loads(source)))
             return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except ValueError as error:  # a number that is too large for it
-            raise refused(str(error), kind, field) from None
+            raise refused(str(error), kind, field, source) from None
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     _check_lark(source, field)
@@ -147,20 +165,42 @@ def tools_lark(
         text = grammar_text(Grammar("json_schema", source), field)
         go_on()
         if error := trials.check(text, go_on).error:
-            raise refused(error, "json_schema", field)
+            raise refused(error, "json_schema", field, source)
     if use.form is not None:
         text = grammar_text(Grammar("json_schema", use.form), "response_format")
         if error := trials.check(text, go_on).error:
-            raise refused(error, "json_schema", "response_format")
+            raise refused(error, "json_schema", "response_format", use.form)
     return tool_lark(form, use, tokens)
 
 
-def refused(error: str, kind: str, field: str) -> RequestError:
-    """llguidance's error about a grammar, for the client that sent it."""
+def refused(error: str, kind: str, field: str, source: str = "") -> RequestError:
+    """llguidance's error about a grammar, for the client that sent it. `source`: the grammar as it was sent,
+    if a JSON schema's value that is to blame should be named with its place."""
     what, why = "the tools" if kind == "tools" else f"the {_NAMES[kind]}", one_line(error)
+    place = _blamed(why, json.loads(source)) if source and kind == "json_schema" else ""
     for theirs, ours in _IN_OUR_WORDS if kind in ("json_schema", "tools") else ():
         why = re.sub(theirs, ours, why)
-    return RequestError(f"{what} can't be used: {why}", field=field)
+    return RequestError(f"{what} can't be used: {why}{place}", field=field)
+
+
+def _blamed(error: str, schema: Any) -> str:
+    """The clause that names the place and the value that an error is about; empty if it isn't found."""
+    for pattern, keys, far in _ABOUT:
+        if match := re.search(pattern, error):
+            keys = keys or (match["key"],)
+            found = [
+                (f"{at}/{key}", part[key]) for at, part in _places(schema) for key in keys if key in part
+            ]
+            if far:
+                numbers = [
+                    each for each in found if isinstance(each[1], int | float) and (each[1] or far < 0)
+                ]
+                found = sorted(numbers, key=lambda each: -far * abs(each[1]))
+            else:
+                said = match.groups()[-1]
+                found = [each for each in found if said in (keys[0], each[1], json.dumps(each[1]))]
+            return f" (at {found[0][0]}: {json.dumps(found[0][1])[:100]})" if found else ""
+    return ""
 
 
 def _check_length(kind: str, source: str, field: str) -> None:
@@ -229,14 +269,15 @@ def check_schema(source: str, field: str) -> None:
         why = "leads back to itself, and to nothing else" if within else "isn't followed; write #/$defs/NAME"
         raise RequestError(f"the JSON schema's $ref {loop[:100]!r} {why}", field=field)
     reach = {link: _Reach(_patterns(target), _links(target)) for link, target in targets.items()}
-    for part in _objects(schema):
-        _check_part(part, reach, field)
-        _check_multiples(part, schema, field)
+    for place, part in _places(schema):
+        at = f" (at {place})"
+        _check_part(part, reach, field, at)
+        _check_multiples(part, schema, field, at)
         for literal in _literals(part):
             if len(literal) > MAX_LITERAL:
                 raise RequestError(
                     f"the JSON schema has a literal of {len(literal):,} characters ({literal[:20]}…), at "
-                    f"most {MAX_LITERAL:,} are taken",
+                    f"most {MAX_LITERAL:,} are taken{at}",
                     field=field,
                 )
 
@@ -261,7 +302,7 @@ def _literals(part: dict[str, Any]) -> Iterator[str]:
         yield value if isinstance(value, str) else json.dumps(value)
 
 
-def _check_multiples(part: dict[str, Any], schema: Any, field: str) -> None:
+def _check_multiples(part: dict[str, Any], schema: Any, field: str, at: str) -> None:
     """Refuse a `multipleOf` with too many remainders, alone or beside those it is joined with."""
     joined = [each for key in _JOINED if isinstance(part.get(key), list) for each in part[key]]
     beside = [referred(each["$ref"], schema, schema) if _refers(each) else each for each in joined]
@@ -270,7 +311,7 @@ def _check_multiples(part: dict[str, Any], schema: Any, field: str) -> None:
         raise RequestError(
             f"the JSON schema has multipleOf {' and '.join(f'{each:,}' for each in given)} in one place; "
             f"their product may be at most {MAX_MULTIPLE:,} (decimal points left out), as answers are "
-            "checked digit by digit; use a smaller one, or check the number afterwards",
+            f"checked digit by digit; use a smaller one, or check the number afterwards{at}",
             field=field,
         )
 
@@ -315,12 +356,12 @@ class _Reach:
     links: set[str]
 
 
-def _check_part(part: dict[str, Any], reach: Mapping[str, _Reach], field: str) -> None:
+def _check_part(part: dict[str, Any], reach: Mapping[str, _Reach], field: str, at: str) -> None:
     properties = part.get("properties")
     if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
         raise RequestError(
             f"an object of the JSON schema has {len(properties)} properties, at most {MAX_PROPERTIES} are "
-            "taken",
+            f"taken{at}",
             field=field,
         )
     several = isinstance(part.get("allOf"), list) and len(part["allOf"]) + len(part.keys() - _NOTES) > 2
@@ -329,7 +370,7 @@ def _check_part(part: dict[str, Any], reach: Mapping[str, _Reach], field: str) -
         if len(patterns) > MAX_PATTERNS:
             raise RequestError(
                 f"the JSON schema joins parts with {len(patterns)} patterns and formats by allOf or $ref, "
-                f"at most {MAX_PATTERNS} are taken there",
+                f"at most {MAX_PATTERNS} are taken there{at}",
                 field=field,
             )
 
@@ -348,14 +389,21 @@ def _depth(value: Any) -> int:
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
     """Every object at and below `value`."""
-    stack = [value]
+    return (part for _, part in _places(value))
+
+
+def _places(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object at and below `value`, with its place as a `$ref` has it, such as "#/properties/a"."""
+    stack = [("#", value)]
     while stack:
-        item = stack.pop()
+        place, item = stack.pop()
         if isinstance(item, dict):
-            yield item
-            stack += item.values()
-        elif isinstance(item, list):
-            stack += item
+            yield place, item
+        if isinstance(item, dict | list):
+            below = item.items() if isinstance(item, dict) else enumerate(item)
+            stack += reversed(
+                [(f"{place}/{key}"[:MAX_PLACE], each) for key, each in below if isinstance(each, dict | list)]
+            )
 
 
 def _links(value: Any) -> set[str]:

@@ -159,7 +159,7 @@ class GrammarCompiler:
         text = make()
         verdict = self._trials.check(text, go_on)
         if verdict.error:
-            raise refused(verdict.error, key[0], field)
+            raise refused(verdict.error, key[0], field, key[1])
         tokenizer = self._tokenizer
         table = self._table if key[0] in ("json_schema", "tools") else None
         position = beginning(ended(json.loads(key[1]))) if key[0] == "json_schema" else None
@@ -174,7 +174,7 @@ class GrammarCompiler:
         too_large = verdict.bytes > KEPT_BYTES
         compiled = self._large.made(key, verdict.bytes, made) if too_large else made()
         if compiled.error is not None:
-            raise refused(compiled.error, key[0], field)
+            raise refused(compiled.error, key[0], field, key[1])
         if verdict.bytes <= KEPT_BYTES:
             with self._lock:
                 self._kept[key] = compiled

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from snugvl.core.folders import read_small
 from snugvl.core.sizes import MIB
 from snugvl.errors import InputError
 
@@ -65,6 +66,7 @@ class ServerSettings:
 
 
 OTHERS_MAY_READ = 0o044
+MAX_KEYS_BYTES = 1 << 20  # of a file of keys: each request is compared with all of them
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -74,7 +76,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
         InputError: it can't be read, or there is no key in it.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_small(path, MAX_KEYS_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(f"--api-key-file {path}: {reason}") from None

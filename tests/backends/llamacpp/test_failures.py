@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from training.gguf_export import export
 
+from snugvl.backends.child.service import Ending, understand
 from snugvl.backends.llamacpp import settings
 from snugvl.backends.llamacpp.service import LlamacppEngine
 from snugvl.backends.llamacpp.settings import LlamacppChoice
@@ -20,7 +21,7 @@ from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.diagnose.result import Diagnosis
-from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, RequestError
+from snugvl.errors import CheckpointError, DoesNotFit, EngineError, EngineUnavailable, RequestError
 from tests.backends.children import QUICK, processes, started
 from tests.backends.contract.engines import read
 from tests.backends.vllm.helpers import GARBAGE, listening
@@ -185,3 +186,11 @@ async def test_attaching_to_nobody_and_to_something_else() -> None:
     with listening(GARBAGE, "html") as address:
         other = await failure(LlamacppChoice(attach=address))
     assert "llama.cpp server" in str(other)
+
+
+@pytest.mark.parametrize("log", ["llamacpp_gguf_key", "llamacpp_projector", "llamacpp_mmproj_n_embd"])
+def test_files_that_it_cannot_read_end_with_the_exit_code_of_model_files(log: str) -> None:
+    lines = Path(f"tests/diagnose/logs/thread_{log}.log").read_text(encoding="utf-8").splitlines()
+    ending = Ending("it ended", tuple(lines[1:]))
+    failure = understand(ending, LlamacppChoice("m", ()), "llama.cpp", ("llama-server",))
+    assert failure.error.exit_code == CheckpointError.exit_code

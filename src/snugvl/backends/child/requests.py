@@ -145,10 +145,10 @@ def check(request: Request, model: ServedModel) -> None:
         refuse_control_tokens(request.prompt, model.facts, "prompt")
 
 
-def try_grammar(text: str, kind: str, field: str, trials: Trials, go_on: GoOn) -> None:
-    """Refuse a grammar that can't be compiled, or not within the time limit."""
+def try_grammar(text: str, kind: str, field: str, trials: Trials, go_on: GoOn, source: str = "") -> None:
+    """Refuse a grammar that can't be compiled, or not within the time limit. `source`: as in `refused`."""
     if error := trials.check(text, go_on).error:
-        raise refused(error, kind, field)
+        raise refused(error, kind, field, source)
 
 
 FAST: Final = 1  # of zlib's levels; the bytes go to this very machine

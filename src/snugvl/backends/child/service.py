@@ -26,7 +26,7 @@ from snugvl.core.messages import Request, Stream
 from snugvl.core.service import Health, Snapshot, Tokens
 from snugvl.diagnose.explain import explain
 from snugvl.diagnose.result import Cause, Diagnosis
-from snugvl.errors import DoesNotFit, EngineError, RequestError, SnugvlError
+from snugvl.errors import CheckpointError, DoesNotFit, EngineError, RequestError, SnugvlError
 from snugvl.inputs.trials import Trials
 
 _MEMORY: Final = (
@@ -37,6 +37,7 @@ _MEMORY: Final = (
 _FULL: Final = ("weights", "context")
 # Lines that say where it stopped, and nothing of why.
 _NO_CAUSE: Final = ("tied_head", "exception")
+_FILES: Final = ("checkpoint", "projector", "architecture")
 _LESS: Final = (
     "A shorter --context, smaller pictures (--max-pixels) or a smaller model needs less: "
     "`snugvl plan` says what fits."
@@ -76,15 +77,15 @@ def understand(ending: Ending, choice: ChildChoice, name: str, start: Sequence[s
     if cause.kind == "port":
         taken = EngineError(f"{name} did not start: its port was taken twice in a row; start again")
         return Failure(taken, cause.title, port_taken=True)
-    error: SnugvlError
     text = f"{cause.title}: {cause.explanation}"
     retry = _retry(diagnosis, causes, choice)
     way_out = _way_out(diagnosis)
     if choice.replan is not None and cause.kind in _FULL and retry is None:
         way_out = _LESS  # the plan has given it all that there is: no flag gains anything
     message = f"{name} did not start: {text} {way_out}".rstrip()
-    error = DoesNotFit(message) if cause.kind in _MEMORY else EngineError(message)
-    return Failure(error, text.rstrip("."), retry=retry)
+    of_files = CheckpointError if cause.kind in _FILES else EngineError
+    kind = DoesNotFit if cause.kind in _MEMORY else of_files
+    return Failure(kind(message), text.rstrip("."), retry=retry)
 
 
 def _way_out(diagnosis: Diagnosis) -> str:

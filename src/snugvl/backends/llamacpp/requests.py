@@ -259,7 +259,7 @@ def form_of(
         return {}
     field = "response_format"
     text = grammar_text(request.grammar, field)
-    try_grammar(text, request.grammar.kind, field, trials, go_on)
+    try_grammar(text, request.grammar.kind, field, trials, go_on, request.grammar.source)
     check_choices(request.grammar, request.sampling.n, field)
     if speaker.guided:
         return {"grammar": GUIDED + lark_of(request.grammar.kind, request.grammar.source)}

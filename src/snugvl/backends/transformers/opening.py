@@ -38,6 +38,7 @@ from snugvl.inputs.tokenizer import Tokenizer, spelling_of
 _auto: Any = transformers  # only partly typed
 _images: Any = AutoImageProcessor  # by its own module: some versions ask torchvision for it elsewhere
 _videos: Any = AutoVideoProcessor
+_PICTURES = ("preprocessor_config.json", "processor_config.json")  # transformers 5 writes the second
 _SEEING = ("AutoModelForImageTextToText", "AutoModelForVision2Seq")  # in the `auto_map` of foreign code
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -120,6 +121,11 @@ def open_inputs(checkpoint: Checkpoint) -> Inputs:
         UnsupportedModel: the processor needs packages that are missing.
     """
     options = {"local_files_only": True, "trust_remote_code": checkpoint.own_code}
+    if checkpoint.sees and not any((checkpoint.folder / name).is_file() for name in _PICTURES):
+        raise CheckpointError(
+            f"{checkpoint.folder} has no {' and no '.join(_PICTURES)}, so its pictures can't be prepared; "
+            "finish the download, or save the model's processor there, too"
+        )
     with explained(checkpoint.name):
         if not checkpoint.sees:
             return Inputs(_auto.AutoTokenizer.from_pretrained(checkpoint.folder, **options), None)
@@ -161,7 +167,7 @@ def _part(name: str, checkpoint: Checkpoint, options: dict[str, Any]) -> Any:
 
 def _processor_class(checkpoint: Checkpoint) -> Any:
     """The processor class that one of the files names, else that of the architecture."""
-    for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
+    for name in (*reversed(_PICTURES), "tokenizer_config.json"):
         path = checkpoint.folder / name
         named = read_json(path).get("processor_class") if path.is_file() else None
         found = processor_class_from_name(named) if isinstance(named, str) else None

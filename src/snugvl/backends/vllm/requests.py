@@ -197,7 +197,8 @@ def _constraint(request: Request, model: ServedModel, trials: Trials, go_on: GoO
     if request.grammar is None:
         return None
     kind, field = _kind(request.grammar), "response_format"
-    try_grammar(grammar_text(request.grammar, field), request.grammar.kind, field, trials, go_on)
+    text = grammar_text(request.grammar, field)
+    try_grammar(text, request.grammar.kind, field, trials, go_on, request.grammar.source)
     check_choices(request.grammar, request.sampling.n, field)
     return {kind: _source(request.grammar)}
 

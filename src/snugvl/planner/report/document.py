@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from snugvl.core.folders import json_object
+from snugvl.core.folders import json_object, read_small
 from snugvl.core.options import LoadOptions
 from snugvl.errors import InputError, RequestError
 from snugvl.hardware.machine import Machine, read_value
@@ -23,6 +23,7 @@ from snugvl.planner.shortfall import why_engine
 from snugvl.planner.wishes import Wishes
 
 SCHEMA_VERSION = 1
+MAX_PLAN_BYTES = 16 << 20  # of a saved plan
 BUDGET = ("total_bytes", "held_bytes", "margin_bytes", "usable_bytes")
 ROOFLINE = (
     "decode_tokens_per_s", "least", "most", "measured", "first_token_s", "crossing_bytes", "ddr",
@@ -130,7 +131,7 @@ def read(path: Path) -> SavedPlan:
         InputError: there is no such file, or it holds no plan with a choice; names what is wrong.
     """
     try:
-        values = json_object(path.read_bytes()) or {}
+        values = json_object(read_small(path, MAX_PLAN_BYTES)) or {}
         choice = values["choice"]
         model, given = choice["model"], choice["settings"]
         asked = LoadOptions(**values["load"]).said()

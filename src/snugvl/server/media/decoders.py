@@ -340,7 +340,9 @@ def memory_for_videos(limits: VideoLimits) -> int:
 
 
 def _start_error() -> SnugvlError:
-    return SnugvlError("the picture decoder did not start; see whether memory or processes are short")
+    return SnugvlError(
+        "the picture decoder did not start; see whether memory, processes or open files are short"
+    )
 
 
 def _decode_error(name: str) -> ImageError:
