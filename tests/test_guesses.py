@@ -251,13 +251,13 @@ def test_dicts_with_calls_of_tools_go_through(last: Callable[[], Request], model
     [
         ([{"role": "robot", "content": "hi"}], r"messages\[0\] has the role 'robot'; roles are system"),
         ([{"content": "hi"}], r"messages\[0\] has the role None"),
-        ([{"role": "user", "content": [{"type": "audio"}]}], r"content\[0\] is no part that is known"),
+        ([{"role": "user", "content": [{"type": "audio"}]}], r"content\[0\] is not a known part"),
         ([{"role": "user", "content": 42}], r"content is 42 \(int\)"),
         ([42], r"messages\[0\] is 42 \(int\); give words"),
         (42, r"the message is 42 \(int\); give words, snugvl.user"),
         ([], "the conversation is empty"),
         ([Path("a.png"), "What?"], r"messages\[0\] is .*; give words, snugvl.user\(picture, 'words'\)"),
-        ([{"role": "assistant", "tool_calls": [{"name": "look"}]}], r"tool_calls\[0\] is no call"),
+        ([{"role": "assistant", "tool_calls": [{"name": "look"}]}], r"tool_calls\[0\] is not a call"),
     ],
 )
 def test_other_messages_are_refused_by_name(messages: Any, message: str, model: Tasks) -> None:
@@ -668,9 +668,9 @@ def test_26_a_picture_beside_the_content_is_never_left_unseen(key: str, model: T
         (lambda model: model.caption(IMAGE, max_pixels="big"), "max_pixels"),
         (lambda _: snugvl.Client(8123), "such as 'http://127.0.0.1:8123'"),  # type: ignore[arg-type]
         (lambda _: snugvl.AsyncClient(None), "the address is None"),  # type: ignore[arg-type]
-        (lambda _: snugvl.Client(api_key=5), "an API key is a string"),  # type: ignore[arg-type]
-        (lambda _: snugvl.Client(timeout="5"), "timeout is a number"),  # type: ignore[arg-type]
-        (lambda _: snugvl.Client(max_retries="5"), "max_retries is a number"),  # type: ignore[arg-type]
+        (lambda _: snugvl.Client(api_key=5), "an API key must be a string"),  # type: ignore[arg-type]
+        (lambda _: snugvl.Client(timeout="5"), "timeout must be a number"),  # type: ignore[arg-type]
+        (lambda _: snugvl.Client(max_retries="5"), "max_retries must be a number"),  # type: ignore[arg-type]
         (lambda _: snugvl.Model("pocket"), r"snugvl\.load\('pocket'\)"),  # type: ignore[arg-type]
         (lambda _: snugvl.load(None), "no model was named"),  # type: ignore[arg-type]
         (lambda _: snugvl.load("pocket", context="4k"), "context is a whole number"),  # type: ignore[arg-type]

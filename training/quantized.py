@@ -3,6 +3,7 @@
     PYTHONPATH=benchmarks python -m training.quantized [--json FILE [--only BITS …]]
     PYTHONPATH=benchmarks python -m training.quantized --release coder --device cuda --only 4.75 --format gguf
     PYTHONPATH=benchmarks python -m training.quantized --release coder --peers libllama.so Q3_K_S IQ3_S
+    PYTHONPATH=benchmarks python -m training.quantized --release coder --device cuda --exl3 SOURCES 4 3
 
 The yardsticks are KL to float32 of the model's answers to twelve questions, and of the text of
 `training/format_cost.py`. What is given with --with are answers of the model to other questions, and
@@ -14,7 +15,7 @@ rounded while loading stands beside them.
 
 With --peers llama.cpp's own library rounds instead, as llama-quantize does, with an importance matrix of the
 same texts. Embedding and head are Q8_0, as ours are. What its blocks mean to the package `gguf` is judged, so
-that activations are exact there, too.
+that activations are exact there, too. With --exl3 exllamav3 rounds for the same texts (`exl3.py`).
 """
 
 import argparse
@@ -33,6 +34,7 @@ from unittest import mock
 
 import gguf
 import torch
+from training.exl3 import exllamav3, own_rows, round_network
 from training.format_cost import bits, text
 from training.gguf_export import export, rewrite
 from training.pocket.format_error import answered, at_answers, compared
@@ -117,6 +119,13 @@ def _conversations(processor: Processor, model: LoadableNetwork, questions: list
             yield processor.tokenizer.decode([*prompt.prompt_ids, *answer], skip_special=False)
 
 
+def pieces(processor: Processor, texts: Given) -> Iterator[tuple[int, ...]]:
+    """Token ids of texts, as many at once as `snugvl quantize` reads together."""
+    for _, each in texts.texts:
+        ids = tuple(processor.tokenizer.encode(each))
+        yield from (ids[start : start + PIECE] for start in range(0, len(ids), PIECE))
+
+
 def as_written(out: Path, device: torch.device) -> tuple[LoadableNetwork, float]:
     """(what the command wrote, in float32; bits of a weight as it is held)."""
     files = gguf_files(str(out))
@@ -169,11 +178,8 @@ def importance(model: LoadableNetwork, processor: Processor, texts: Given) -> di
         for index, layer in enumerate(model.decoder.layers)
         for ours, theirs in PARTS.items()
     ]
-    for _, each in texts.texts:
-        ids = processor.tokenizer.encode(each)
-        for start in range(0, len(ids), PIECE):
-            piece = PreparedPrompt(tuple(ids[start : start + PIECE]), (), 0, bare=True)
-            our_logits(model, piece, "bf16")
+    for piece in pieces(processor, texts):
+        our_logits(model, PreparedPrompt(piece, (), 0, bare=True), "bf16")
     for hook in hooks:
         hook.remove()
     return {name: (each / counts[name]).contiguous() for name, each in found.items()}
@@ -220,10 +226,15 @@ def main() -> None:
         "--every", type=int, default=1, metavar="N", help="calibrate on every Nth conversation alone"
     )
     parser.add_argument("--peers", nargs="+", metavar="LIBRARY TYPE", help="llama.cpp's library, and types")
+    parser.add_argument("--exl3", nargs="+", metavar="SOURCES BITS", help="exllamav3's sources, and bits")
+    parser.add_argument("--layers", type=int, metavar="N", help="of --exl3: so many of them alone")
+    parser.add_argument("--own-rows", type=int, metavar="N", help="of --exl3: so many of its texts, not ours")
     parser.add_argument("--release", choices=list(RELEASES), default=SMOLLM2.name)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     asked = parser.parse_args()
     print(machine.describe())
+    sources, *means = asked.exl3 or ("",)
+    peer = exllamav3(Path(sources)) if means else None
     release: Release = RELEASES[asked.release]
     folder, device = release.shuffled(), asked.device
     processor = Processor.from_folder(folder, read_config(folder))
@@ -242,7 +253,7 @@ def main() -> None:
     important = importance(exact_model, processor, texts) if types else {}
     del exact_model
     results: dict[str, Any] = {"model": release.filename, "answer_tokens": len(exact[0]), "ways": {}}
-    if asked.only is not None and asked.json is not None and asked.json.exists():
+    if (asked.only is not None or peer) and asked.json is not None and asked.json.exists():
         results["ways"] = json.loads(asked.json.read_text())["ways"]
 
     def judged(name: str, model: LoadableNetwork, held: float, more: dict[str, Any]) -> None:
@@ -262,7 +273,18 @@ def main() -> None:
             held = rounded_by_peer(Path(library), source, out, kind, important)
             judged(f"llama.cpp's {kind}, importance matrix", as_written(out, device)[0], held, {})
             machine.save(f"{release.name}/quantized", results, asked.json)
-    if types:
+    if peer is not None:
+        ids = [*pieces(processor, texts)]
+        if asked.own_rows:
+            ids = own_rows(peer, processor.tokenizer.encode, asked.own_rows)
+        some = f", {asked.layers} layers" if asked.layers else ""
+        some += ", its own texts" if asked.own_rows else ""
+        for mean in map(float, means):
+            model = load_model(folder, dtype=torch.float32, device=device)
+            held = round_network(peer, model, folder, ids, mean, asked.layers)
+            judged(f"EXL3, {mean:g} bits{some}", model, held, {"calibration_tokens": sum(map(len, ids))})
+            machine.save(f"{release.name}/quantized", results, asked.json)
+    if types or peer:
         return
     for name, storage in LOADED.items() if asked.only is None else ():
         model = load_model(folder, dtype=torch.float32, device=device, storage=storage)

@@ -27,7 +27,6 @@ import machine
 from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.products import linear
 from snugvl.layers.kernels.products.dequantize import swiglu as swiglu_into
-from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
 from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import WORDS, FormatName, Weights
 
@@ -163,18 +162,6 @@ def skinny_tiles(cell: Cell) -> tuple[Tile, ...]:
     )  # fmt: skip
 
 
-def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
-    """Rows, warps, slices at once."""
-    columns = SHAPES[cell.size][cell.shape][1]
-    tiles: tuple[Tile, ...] = (
-        (8, 4, 4), (16, 4, 4), (8, 8, 8), (16, 8, 8), (4, 8, 8), (4, 4, 4), (16, 2, 2), (8, 2, 2), (8, 1, 1),
-        (16, 1, 1), (8, 4, 8), (4, 4, 8), (2, 8, 8),
-    )  # fmt: skip
-    if columns > 4096:
-        tiles += (8, 8, 16), (4, 8, 16), (8, 16, 16), (4, 16, 16)
-    return tiles
-
-
 def variants(cell: Cell) -> Iterator[tuple[str, Tile]]:
     """What the package takes, then kernels and tiles to try."""
     yield "default", ()
@@ -182,8 +169,6 @@ def variants(cell: Cell) -> Iterator[tuple[str, Tile]]:
         yield "library", ()
     if cell.tokens <= 32:
         yield from (("skinny", tile) for tile in skinny_tiles(cell))
-    if cell.tokens == 1 and cell.format not in ("int4", "bf16"):
-        yield from (("lone", tile) for tile in lone_tiles(cell))
 
 
 @contextmanager
@@ -199,11 +184,10 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
-        mock.patch.object(linear, "LONE", linear.LONE if kernel == "lone" else frozenset()),
-        mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel == "lone" else HEAD_OUTPUTS),
+        mock.patch.object(linear, "LONE", frozenset()),
         mock.patch.object(linear, "VECTOR_ROWS", 0),
-        mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
-        mock.patch.object(linear, "NORM_APART", kernel == "skinny" and len(tile) == 5),
+        mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4]),
+        mock.patch.object(linear, "NORM_APART", len(tile) == 5),
     ):
         yield
 

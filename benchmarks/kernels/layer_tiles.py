@@ -4,6 +4,7 @@
     python benchmarks/kernels/layer_tiles.py --sizes 4b 8b --out results.json  # int4
     python benchmarks/kernels/layer_tiles.py --sizes qwen3.5-4b --format bf16
     python benchmarks/kernels/layer_tiles.py --sizes 4b --only  # what the package takes, and nothing else
+    python benchmarks/kernels/layer_tiles.py --sizes 2b --format fp8 --multiprocessors 30  # `bandwidth.py`'s
 
 A product alone, one after the other (`kernel_tiles.py`), says little about one that others come before and
 after: kernels start while the one before them ends. So a CUDA graph of all layers of a decoder is replayed,
@@ -15,7 +16,7 @@ Every one is compared with the package's own result first. Tiles are compiled by
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product as combinations
 from statistics import median
@@ -25,7 +26,9 @@ from unittest import mock
 import torch
 
 import machine
+from bandwidth import held_to
 from kernels.kernel_tiles import SHAPES, TOLERANCE, copy, in_parts, random_weights
+from snugvl.core.formats import FEW_BITS
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kernels.products import linear, tiles
 from snugvl.layers.kv_cache import KVCache
@@ -55,6 +58,8 @@ INT4: dict[str, tuple[Tile, ...]] = {
     "o": NARROW,
     "down": NARROW,
 }  # fmt: skip
+BYTE: tuple[Tile, ...] = tuple(combinations((2, 4, 8, 16), (1, 2, 4, 8), (0,), (False, True)))
+BYTE_ROUNDS: tuple[Tile, ...] = tuple(combinations((4, 8, 16), (1, 2, 4), (2, 4, 8), (False,)))
 BF16: tuple[Tile, ...] = tuple(combinations((2, 4, 8), (2, 4, 8, 16), (0,), (False, True)))
 BF16_ROUNDS: tuple[Tile, ...] = tuple(combinations((2, 4, 8), (2, 4, 8), (2, 4, 8), (False,)))
 
@@ -69,12 +74,13 @@ class Candidate:
 
 
 def tiles_of(kind: FormatName, size: str, name: str) -> tuple[Tile, ...]:
-    """What is tried; of bf16 what a thread's registers have room for."""
-    if kind == "int4":
+    """What is tried; of bf16 and bytes what a thread's registers have room for."""
+    if kind in FEW_BITS:
         return INT4[name]
     rows, columns, _ = SHAPES[size][name]
-    tried = BF16 + BF16_ROUNDS if rows >= 6144 else BF16
-    return tuple(tile for tile in tried if tile[0] * -(-columns // (256 * tile[1])) <= 32)
+    tried, slice_ = (BF16 + BF16_ROUNDS, 256) if kind == "bf16" else (BYTE + BYTE_ROUNDS, 512)
+    tried = tried if rows >= 6144 else tuple(tile for tile in tried if not tile[2])
+    return tuple(tile for tile in tried if tile[0] * -(-columns // (slice_ * tile[1])) <= 32)
 
 
 def candidates(sizes: list[str], kind: FormatName) -> list[Candidate]:
@@ -98,14 +104,16 @@ def chosen(size: str, wanted: dict[str, Tile | None]) -> Iterator[None]:
     by_shape = {key(size, name): tiles.Fragments(*tile) for name, tile in wanted.items() if tile is not None}
 
     def taking(own: Callable[..., tiles.Fragments]) -> Callable[..., tiles.Fragments]:
-        def tile_of(outputs: int, weights: Weights, *, swiglu: bool) -> tiles.Fragments:
-            return by_shape.get((outputs, weights.columns, swiglu)) or own(outputs, weights, swiglu=swiglu)
+        def tile_of(outputs: int, weights: Weights, *units: int, swiglu: bool) -> tiles.Fragments:
+            found = by_shape.get((outputs, weights.columns, swiglu))
+            return found or own(outputs, weights, *units, swiglu=swiglu)
 
         return tile_of
 
     with (
-        mock.patch.object(linear, "int4_tile", taking(tiles.int4_tile)),
+        mock.patch.object(linear, "codes_tile", taking(tiles.codes_tile)),
         mock.patch.object(linear, "bf16_tile", taking(tiles.bf16_tile)),
+        mock.patch.object(linear, "byte_tile", taking(tiles.byte_tile)),
     ):
         yield
 
@@ -196,11 +204,13 @@ def prepare(part: int, parts: int, sizes: list[str], kind: FormatName) -> None:
             print(f"WRONG {candidate}: relative error {error:.1e}", flush=True)
 
 
-def search(size: str, kind: FormatName, repeats: int) -> dict[str, Any]:
-    """Try tiles of one product after the other, twice."""
+def measure(size: str, kind: FormatName, repeats: int, *, only: bool) -> dict[str, Any]:
+    """Try tiles of one product after the other, twice; `only`: the package's."""
     layers = Layers(size, kind)
     before = layers.layer_us(repeats)
     print(f"{size}: {layers.nbytes / 1e6:.1f} MB a layer, {before:.2f} µs", flush=True)
+    if only:
+        return {"size": size, "bytes": layers.nbytes, "us": before}
     best: dict[str, Tile | None] = dict.fromkeys(PRODUCTS)
     tried: list[dict[str, Any]] = []
     for _ in range(2):
@@ -225,26 +235,26 @@ def search(size: str, kind: FormatName, repeats: int) -> dict[str, Any]:
 def main() -> None:
     parser = machine.parser(__doc__)
     parser.add_argument("--sizes", nargs="+", default=["2b", "4b", "8b"], choices=HEADS)
-    parser.add_argument("--format", default="int4", choices=["int4", "bf16"])
+    parser.add_argument("--format", default="int4", choices=["int4", "int5", "int6", "bf16", "fp8", "int8"])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", action="store_true", help="the package's tiles")
+    parser.add_argument("--multiprocessors", type=int, help="to which the process is held")
     parser.add_argument("--processes", type=int, default=12, help="that compile")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part is not None:
         prepare(args.part, args.processes, args.sizes, args.format)
         return
-    if args.only:
-        found = []
-        for size in args.sizes:
-            layers = Layers(size, args.format)
-            found.append({"size": size, "bytes": layers.nbytes, "us": layers.layer_us(args.repeats)})
-            print(f"{size}: {layers.nbytes / 1e6:.1f} MB a layer, {found[-1]['us']:.2f} µs", flush=True)
-    else:
+    if not args.only:
         print(*in_parts(args.processes), sep="", flush=True)
-        found = [search(size, args.format, args.repeats) for size in args.sizes]
+    found: list[dict[str, Any]] = []
+    figures: dict[str, Any] = {"machine": machine.describe()}
+    with ExitStack() as held:
+        if args.multiprocessors:
+            held.enter_context(held_to(args.multiprocessors, torch.device("cuda"), figures))
+        found += [measure(size, args.format, args.repeats, only=args.only) for size in args.sizes]
     if args.out:
-        args.out.write_text(json.dumps({"machine": machine.describe(), "results": found}))
+        args.out.write_text(json.dumps(figures | {"results": found}))
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llam
         raise RequestError(
             f"backend {options.backend!r} reads no GGUF file; use auto, native or llamacpp"
             if gguf
-            else f"backend 'llamacpp' reads GGUF files, and {options.model} is none; leave it out",
+            else f"backend 'llamacpp' reads GGUF files alone, not {options.model}; leave it out",
             field="backend",
         )
     if options.backend != "auto":

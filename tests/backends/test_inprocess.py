@@ -42,7 +42,7 @@ def test_serves_and_measures(backend: NativeBackend) -> None:
         tokens = await service.tokenize(Request(prompt="a red circle"))
         assert await service.detokenize(tokens.ids) == "a red circle"
         for unknown in (10**9, -1):
-            with pytest.raises(RequestError, match=f"a token id is .*, not {unknown}"):
+            with pytest.raises(RequestError, match=f"a token id must be .*, not {unknown}"):
                 await service.detokenize((*tokens.ids, unknown))
 
     run(test())

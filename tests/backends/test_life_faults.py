@@ -283,7 +283,7 @@ def test_a_fault_ends_what_runs_with_its_cause_and_the_engine_comes_back(
             reader = await begun(service)
             asked = asyncio.create_task(service.submit(say(fault.word)))
             if not cause:
-                with pytest.raises(EngineError, match="no JSON object"):
+                with pytest.raises(EngineError, match="not a JSON object"):
                     await read(await asked)
                 assert service.health.ready
                 await back(service, lives=0)

@@ -266,8 +266,8 @@ def test_a_saved_result_is_the_same(tmp_path: Path) -> None:
     [
         (None, "can't be read"),
         (b"\xff\xfe", "not text"),
-        (b"", "no result of"),
-        (b"[]", "no result of"),
+        (b"", "not a result of"),
+        (b"[]", "not a result of"),
         (b"{}", "Field required"),
     ],
 )

@@ -37,7 +37,7 @@ def test_the_hub_form_and_what_transformers_5_writes_read_the_same(tmp_path: Pat
             "text_config",
             "num_key_value_heads",
             3,
-            "num_attention_heads 4 is no multiple of num_key_value_heads 3",
+            "num_attention_heads 4 is not a multiple of num_key_value_heads 3",
         ),
         ("text_config", "head_dim", 18, r"mrope_section \[4, 2, 2\] does not sum to half of head_dim 18"),
         ("text_config", "hidden_size", None, "text_config has no 'hidden_size'"),
@@ -49,7 +49,7 @@ def test_the_hub_form_and_what_transformers_5_writes_read_the_same(tmp_path: Pat
         ("vision_config", "num_position_embeddings", 50, "50 is not a square"),
         ("vision_config", "deepstack_visual_indexes", [7], "name layers beyond 2"),
         ("vision_config", "deepstack_visual_indexes", None, "no 'deepstack_visual_indexes'"),
-        ("vision_config", "hidden_size", 36, "no multiple of 4 x num_heads"),
+        ("vision_config", "hidden_size", 36, "not a multiple of 4 x num_heads"),
     ],
 )
 def test_contradictions_name_the_file_and_both_values(

@@ -257,7 +257,10 @@ def test_every_refusal_of_a_name_says_what_may_be_meant(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("https://modelscope.cn/models/Qwen/Qwen3-VL-4B-Instruct", "no address of a model at Hugging Face"),
+        (
+            "https://modelscope.cn/models/Qwen/Qwen3-VL-4B-Instruct",
+            "not the address of a model",
+        ),
         ("Qwen/Qwen3-VL-4B-Instruct/", "is written Qwen/Qwen3-VL-4B-Instruct$"),
         ("Qwen/Qwen3-VL-4B-Instruct ", "is written Qwen/Qwen3-VL-4B-Instruct$"),
         ("acme/vl@v1.0", "snugvl pull acme/vl --revision v1.0$"),

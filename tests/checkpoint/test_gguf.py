@@ -64,7 +64,7 @@ def test_no_more_is_read_than_the_header_needs(whole: bytes) -> None:
         (4, struct.pack(">I", 3), UnsupportedModel, "for big-endian machines"),
         (4, struct.pack("<I", 1), UnsupportedModel, "of version 1; versions 2 and 3 are read"),
         (8, struct.pack("<Q", 2**60), CheckpointError, "tensors"),
-        (16, struct.pack("<Q", 2**60), CheckpointError, "metadata; 16,384 are read at most"),
+        (16, struct.pack("<Q", 2**60), CheckpointError, "keys; 16,384 are read at most"),
         (24, struct.pack("<Q", 2**60), CheckpointError, "a length of 1,152,921,504,606,846,976 at byte 24"),
     ],
 )
@@ -85,7 +85,7 @@ def changed(whole: bytes, name: bytes, skip: int, form: str, *values: int) -> by
     ("name", "skip", "form", "values", "message"),
     [
         (b"token_embd.weight", 0, "<I", (9,), "tensor token_embd.weight has 9 dimensions"),
-        (b"token_embd.weight", 4, "<QQ", (32, 2**61), "that is in no file"),
+        (b"token_embd.weight", 4, "<QQ", (32, 2**61), "which no file can hold"),
         (b"token_embd.weight", 4, "<QQ", (33, 64), "rows of 33 values; Q8_0 has blocks of 32"),
         (b"token_embd.weight", 20, "<I", (99,), "of type 99, which snugvl doesn't know"),
         (b"blk.0.attn_q.weight", 24, "<Q", (0,), "share bytes"),

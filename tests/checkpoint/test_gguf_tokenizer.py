@@ -91,7 +91,7 @@ def test_what_stands_around_text_and_ends_an_answer(values: dict[str, Any]) -> N
         ({"tokenizer.ggml.pre": "tekken"}, UnsupportedModel, "tokenizer.ggml.pre tekken.*llamacpp"),
         ({KINDS: [1]}, CheckpointError, "tokens, but tokenizer.ggml.token_type of 1"),
         ({TOKENS: ["a", "a"], KINDS: [1, 1], "tokenizer.ggml.eos_token_id": 0}, CheckpointError, "twice"),
-        ({TOKENS: [1, 2]}, CheckpointError, "no texts"),
+        ({TOKENS: [1, 2]}, CheckpointError, "not texts"),
         ({MERGES: ["a b c"]}, CheckpointError, "a merge 'a b c'"),
         ({"tokenizer.ggml.eos_token_id": 10**9}, CheckpointError, "eos_token_id 1000000000, of"),
     ],

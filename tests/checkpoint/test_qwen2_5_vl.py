@@ -48,12 +48,12 @@ def test_what_is_left_out_is_as_in_transformers() -> None:
 @pytest.mark.parametrize(
     ("section", "changes", "problem"),
     [
-        ("vision_config", {"window_size": 100}, "window_size 100 is no multiple of patch_size 14 x"),
+        ("vision_config", {"window_size": 100}, "window_size 100 is not a multiple of patch_size 14 x"),
         ("vision_config", {"fullatt_block_indexes": [1, 4]}, r"\[1, 4\] name blocks beyond 3"),
         ("vision_config", {"fullatt_block_indexes": [1.5]}, "expected block numbers"),
         ("vision_config", {"fullatt_block_indexes": 7}, "'fullatt_block_indexes' = 7, expected list"),
         ("vision_config", {"window_size": 0}, "'window_size' = 0, expected a positive number"),
-        ("vision_config", {"hidden_size": 36}, "hidden_size 36 is no multiple of 4 x num_heads 2"),
+        ("vision_config", {"hidden_size": 36}, "hidden_size 36 is not a multiple of 4 x num_heads 2"),
         (
             "vision_config",
             {"out_hidden_size": 32},
@@ -66,7 +66,11 @@ def test_what_is_left_out_is_as_in_transformers() -> None:
             r"\[2, 3, 4\] does not sum to",
         ),
         (None, {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3]}}, "expected three counts"),
-        (None, {"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
+        (
+            None,
+            {"num_key_value_heads": 3},
+            "heads 4 is not a multiple of num_key_value_heads 3",
+        ),
         (None, {"hidden_size": None}, "has no 'hidden_size'"),
     ],
 )

@@ -86,7 +86,7 @@ def test_what_this_engine_does_not_run_is_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama 2", {"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
+        ("llama 2", {"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
         ("llama 2", {"hidden_size": 0}, "expected a positive number"),
         ("llama 2", {"rope_scaling": "linear"}, "expected an object"),
         ("llama 2", {"rope_scaling": {"type": "linear"}}, "no 'factor'"),

@@ -147,7 +147,10 @@ def test_words_beside_pictures_are_what_is_looked_for(
     ran = snugvl("detect", "missing.png", "cup", "a.png")
     assert (ran.code, "missing.png doesn't exist" in ran.err) == (7, True)
     ran = snugvl("detect", "a.png", "cup", "--object", "dog")
-    assert (ran.code, "'cup' is no file; name what to look for with another --object" in ran.err) == (2, True)
+    assert (ran.code, "'cup' is not a file; name what to look for" in ran.err) == (
+        2,
+        True,
+    )
     for mistyped in ("none.png", "below/none", "none.txt"):
         assert f"{mistyped} doesn't exist" in snugvl("detect", "a.png", mistyped).err
     ran = snugvl("detect", "none")

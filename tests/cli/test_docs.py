@@ -18,6 +18,18 @@ def test_the_reference_is_what_help_prints() -> None:
     assert generated == help_pages.reference(), "stale: run python -m tests.cli.help_pages"
 
 
+def test_every_option_is_in_the_reference_once_or_by_its_name() -> None:
+    sections = dict(re.findall(r"### `?([a-z -]+|Common options)`?\n```\n(.*?)\n```\n", page(), re.DOTALL))
+    listed = help_pages.options_of(help_pages.OPTIONS + sections["Common options"])
+    common = [help_pages.name_of(each) for each in listed]
+    assert len(common) == len(set(common)), "two explanations of one option"
+    for command in help_pages.COMMANDS:
+        own, _, named = sections[" ".join(("snugvl", *command))].partition("Common options: ")
+        for option in help_pages.options_of(help_pages.help_of(*command)):
+            explained = help_pages.plain(option) in help_pages.plain(own)
+            assert explained or help_pages.name_of(option) in named.replace(",", "").split()
+
+
 def test_the_reference_has_the_main_commands() -> None:
     names = {name for command in help_pages.COMMANDS for name in command}
     assert names >= {"caption", "ask", "scene", "detect"}
@@ -37,13 +49,3 @@ def test_the_example_records_are_valid() -> None:
         else:
             assert list(record) == ["image", "task", "model", "params", "error"]
     assert seen == set(RESULTS)
-
-
-def test_the_environment_variables_are_the_documented_ones() -> None:
-    source = help_pages.PAGE.parents[1] / "src" / "snugvl"
-    used = {
-        name
-        for path in source.rglob("*.py")
-        for name in re.findall(r"SNUGVL_[A-Z_]+", path.read_text("utf-8"))
-    }
-    assert used == set(re.findall(r"^\| `(SNUGVL_[A-Z_]+)`", page(), re.MULTILINE))

@@ -26,7 +26,7 @@ def check(torch: str, *verdicts: KernelVerdict) -> KernelCheck:
 
 
 GOOD = KernelVerdict("attend_splits", "1×16×128 64×8×128", 0.0021, 0.034, OK)
-BAD = KernelVerdict("lone_int4", "1×2048 6144×256", 0.4, 0.0, "not equal to plain torch")
+BAD = KernelVerdict("lone_codes", "1×2048 6144×256", 0.4, 0.0, "not equal to plain torch")
 
 
 @pytest.fixture
@@ -66,11 +66,11 @@ def test_it_has_what_an_issue_needs(here: Machine) -> None:
         "compute capability 12.0", "driver 580.95", "text weights 2.00 GiB 3.00 GiB", "context 8192",
         "decode of one request, median, tokens/s 81",
         "attend_splits 1×16×128 64×8×128 0.0021 0.03 ok",
-        "lone_int4 1×2048 6144×256 0.4 – not equal to plain torch",
+        "lone_codes 1×2048 6144×256 0.4 – not equal to plain torch",
     ):  # fmt: skip
         assert wanted in lines
     assert any("2 checked in 4 s, 1 not ok; kernels and libraries took 61 MiB" in line for line in lines)
-    assert text.index("lone_int4") < text.index("attend_splits"), "what is wrong comes first"
+    assert text.index("lone_codes") < text.index("attend_splits"), "what is wrong comes first"
 
 
 def test_it_names_nobody(snugvl: Run, here: Machine, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_it_names_nobody(snugvl: Run, here: Machine, tmp_path: Path) -> None:
     assert ran.code == 0
     assert "read it before you attach it" in ran.err
     text = file.read_text(encoding="utf-8")
-    assert "lone_int4" in text
+    assert "lone_codes" in text
     for secret in (*SECRETS, "GPU-77", str(tmp_path)):
         assert secret.lower() not in text.lower()
     assert snugvl("doctor", "--report", "-").out == text
@@ -105,7 +105,7 @@ def test_doctor_says_what_isnt_used_here(snugvl: Run, here: Machine) -> None:
     add(checks_file(), replace(check("1.0", replace(BAD, kernel="gemm")), job="1b"))
     out = snugvl("doctor").out
     assert "Kernels: 2 checked beside plain torch, 1 not used" in out
-    assert "the kernel lone_int4 isn't used on this GPU (not equal to plain torch)" in out
+    assert "the kernel lone_codes isn't used on this GPU (not equal to plain torch)" in out
     assert "gemm" not in out, "that was another torch"
     assert "Kernels:" not in snugvl("doctor", "--gpu", "rtx-5060").out
 
@@ -126,7 +126,7 @@ def test_a_check_prints_a_table(snugvl: Run, here: Machine, monkeypatch: pytest.
     bad.append(BAD)
     ran = snugvl("doctor", "--check", "Qwen/Qwen3-VL-2B-Instruct")
     assert (ran.code, asked[1]) == (1, "Qwen/Qwen3-VL-2B-Instruct")
-    assert "the kernel lone_int4 isn't used on this GPU" in ran.out
+    assert "the kernel lone_codes isn't used on this GPU" in ran.out
     assert '"verdict": "not equal to plain torch"' in snugvl("doctor", "--check", "--json").out
 
 

@@ -434,7 +434,7 @@ def test_a_model_that_serve_chose_itself_is_written_down(
 def test_a_name_that_is_none_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A model without a name is listed as "", and asked for by nobody."""
     assert serve("pocket", "--served-model-name", name) == 2
-    assert "is no name; give one such as my-model" in capsys.readouterr().err
+    assert "is not a name; give one such as my-model" in capsys.readouterr().err
 
 
 def test_a_name_said_twice_is_one(served: Served) -> None:

@@ -303,11 +303,11 @@ def test_a_wrong_option_is_refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda c: c.caption(PICTURE, detail="long"), "detail is one of"),
+        (lambda c: c.caption(PICTURE, detail="long"), "detail must be one of"),
         (lambda c: c.ask([], "What?"), "at least one image"),
         (lambda c: c.ask(PICTURE, " "), "question is empty"),
         (lambda c: c.detect(PICTURE, ["a, b"]), "its own name"),
-        (lambda c: c.detect(PICTURE, 42), "objects are names, not 42"),
+        (lambda c: c.detect(PICTURE, 42), "objects must be names, not 42"),
         (lambda c: c.caption(PICTURE, sampling=SamplingParams(n=2)), "n must be 1"),
         (lambda c: c.chat(Message("assistant", (Picture(PICTURE),))), "holds text only"),
         (lambda c: c.chat(user(Picture(PICTURE, 4096))), "max_pixels"),

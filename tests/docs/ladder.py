@@ -33,11 +33,11 @@ SYSTEM_HELD = (("wsl2", "1GiB"), ("linux", "512MiB"))
 HEADER = """\
 # The ladder: what fits where
 
-Written by `tests/docs/ladder.py` with the planner's own code; a test fails when it is stale. Each row is
-`snugvl plan --gpu NAME --os SYSTEM --held SIZE --offline`: one image a request, one request at a time, the
-best model of the catalogue that some engine can run today. Nothing here was measured on these cards; the
-formulas and what they were checked against are in [plan.md](plan.md). Under WSL2 1 GiB is taken to be held by
-the desktop, on Linux 512 MiB. Speeds are likely ones, with the range that is computed ([how](plan.md#speed)).
+The planner's answers for described cards, written by `tests/docs/ladder.py`. **Nothing here was measured on
+these cards**; [plan.md](plan.md) has the formulas, and what they were checked against. Each row is
+`snugvl plan --gpu NAME --os SYSTEM --held SIZE --offline`: the best model of the catalogue, with one image a
+request and room for one whole context. The desktop is taken to hold 1 GiB under WSL2, and 512 MiB on Linux.
+Speeds are likely ones of one request, with their computed range ([how](plan.md#speed)).
 """
 
 
@@ -46,7 +46,11 @@ def page() -> str:
     candidates = catalogue_candidates()
     plans = [(size, machine, solve(candidates, machine, Wishes())) for size, machine in machines()]
     parts = [HEADER, "## The best that fits\n", *best_table(plans), "", "## The commands\n", *commands(plans)]
-    parts += ["", "## Each model\n", "The best of each that fits: engine, context, image tokens.\n"]
+    parts += [
+        "",
+        "## Each model\n",
+        "The best way to run each: engine, tokens of context and of an image.\n",
+    ]
     parts += model_table(candidates)
     return "\n".join(parts) + "\n"
 
@@ -97,17 +101,13 @@ def cells(choice: Choice) -> str:
 
 
 def commands(plans: Sequence[tuple[int, Machine, Plan]]) -> list[str]:
-    """What to type on each."""
-    lines = []
+    """Every command once, with the cards that it is for."""
+    cards: dict[str, list[str]] = {}
     for size, machine, plan in plans:
         if plan.choice:
-            lines += [
-                f"{size} GB, {SYSTEMS[machine.os]}:",
-                "",
-                f"    {next_command(plan.choice, plan.wishes)}",
-                "",
-            ]
-    return lines[:-1]
+            command = next_command(plan.choice, plan.wishes)
+            cards.setdefault(command, []).append(f"{size} GB {SYSTEMS[machine.os]}")
+    return [f"    {command}   # {', '.join(found)}" for command, found in cards.items()]
 
 
 def model_table(candidates: Sequence[Candidate]) -> list[str]:
@@ -117,7 +117,9 @@ def model_table(candidates: Sequence[Candidate]) -> list[str]:
     lines.append("|---|" + "---|" * len(cards))
     for name, fits in rows(candidates, [machine for _, machine in cards]):
         lines.append("| " + " | ".join((name, *fits)) + " |")
-    note = "Under WSL2, which leaves the least. *: slowly, with layers in host memory (16 GiB are assumed)."
+    note = (
+        "All under WSL2, which leaves the least memory. –: nothing fits. *: slow, with layers in host memory."
+    )
     return [*lines, "", note]
 
 

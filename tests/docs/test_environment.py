@@ -67,9 +67,3 @@ def test_every_variable_is_documented() -> None:
 
 def test_every_documented_variable_exists() -> None:
     assert documented() - variables() - OF_LIBRARIES == set()
-
-
-def test_the_manual_of_the_command_line_says_the_same() -> None:
-    row = re.compile(r"^\| `(SNUGVL_\w+)` \|", re.MULTILINE)
-    pages = [(FOLDER / name).read_text(encoding="utf-8") for name in ("cli.md", "environment.md")]
-    assert len({tuple(sorted(row.findall(page))) for page in pages}) == 1

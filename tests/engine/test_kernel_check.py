@@ -28,7 +28,7 @@ from tests.engine.check_jobs import as_on_a_gpu as as_on_a_gpu
 CPU = torch.device("cpu")
 KERNELS = Path(snugvl.__file__).parent / "layers" / "kernels"
 # Those that nothing of this size, or nothing but a GPU, launches: `tests/layers/kernels` has them.
-LARGE = {"search_support", "lone", "sixteenth", "lone_ggml"}
+LARGE = {"search_support", "gemv", "sixteenth", "lone_ggml"}
 JOBS: dict[str, Callable[[], CompileJob]] = {
     "int4": lambda: tiny_job(Storage("int4", "int8", tower="int8")),
     "bf16 with an FP8 cache": lambda: tiny_job(Storage("bf16"), "fp8", most=18),
@@ -118,14 +118,14 @@ def raising(**_: object) -> None:
 @pytest.mark.parametrize(
     ("kernel", "fault", "verdict"),
     [
-        ("lone_int4", nan, "not finite"),
+        ("lone_codes", nan, "not finite"),
         ("skinny", slightly, "not equal to plain torch"),
-        ("gemv", one_value, "not equal to plain torch"),
+        ("lone_byte", one_value, "not equal to plain torch"),
         ("rms_norm", uncompiled, "doesn't compile"),
         ("embed", raising, "raises RuntimeError"),
         ("attend_chunk", slightly, "not equal to plain torch"),
     ],
-    ids=["lone_int4", "skinny", "gemv", "rms_norm", "embed", "attend_chunk"],
+    ids=["lone_codes", "skinny", "lone_byte", "rms_norm", "embed", "attend_chunk"],
 )
 @pytest.mark.sample("rms_norm", "attend_chunk")
 def test_a_fault_is_found_named_and_replaced(
@@ -133,7 +133,7 @@ def test_a_fault_is_found_named_and_replaced(
 ) -> None:
     """That kernel and no other, in all that it is used for; what takes its place is looked at, too."""
     break_kernel(kernel, fault, monkeypatch)
-    packed = kernel in ("lone_int4", "skinny", "gemv", "embed")
+    packed = kernel in ("lone_codes", "skinny", "lone_byte", "embed")
     found = verdicts_of(tiny_job(Storage("int4", "int8") if packed else Storage("bf16"), most=2, sees=False))
     assert {each.kernel: each.verdict for each in found if each.withdrawn} == {kernel: verdict}
     assert withdrawn() == (kernel,)
@@ -151,12 +151,21 @@ def test_what_replaces_a_kernel_may_be_wrong_as_well(
     as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until nothing is left but plain torch, which is right; graphs can't be recorded of it then."""
-    broken = ("lone_int4", "skinny", "gemv", "gemm", "dequantize", "attend_chunk", "attend_splits")
+    broken = (
+        "lone_codes",
+        "lone_byte",
+        "skinny",
+        "gemv",
+        "gemm",
+        "dequantize",
+        "attend_chunk",
+        "attend_splits",
+    )
     for name in broken:
         break_kernel(name, raising, monkeypatch)
     found = verdicts_of(tiny_job(Storage("int4", "int8"), most=2, sees=False))
     assert set(withdrawn()) == {each.kernel for each in found if each.withdrawn} <= set(broken)
-    assert not usable("lone_int4")
+    assert not usable("lone_codes")
     assert not recordable()
 
 

@@ -105,7 +105,7 @@ def test_they_are_bounded() -> None:
     check_scores(SamplingParams(logprobs=20), None)  # of the answer alone
     asked = SamplingParams(logprobs=1, prompt_logprobs=True)
     check_scores(asked, MAX_SCORES // 2)
-    with pytest.raises(RequestError, match=r"65,537 tokens; .* of 65,536 can be had") as refused:
+    with pytest.raises(RequestError, match=r"65,537 tokens; .* the limit is 65,536") as refused:
         check_scores(asked, MAX_SCORES // 2 + 1)
     assert refused.value.field == "logprobs"
     with pytest.raises(RequestError, match="bare prompt"):

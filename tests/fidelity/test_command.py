@@ -239,7 +239,7 @@ def test_a_bad_picture_is_told_and_left_out(compare: Run, pictures: Path) -> Non
         (("--tower-weights", "int4"), 3, "tower_weights 'int4' is unknown; use bf16, int8"),
         (("--max-pixels", "1e6"), 2, "--max-pixels takes numbers between commas"),
         (("--weights", "bf16,auto"), 3, "two of the variants are the same here: fp32"),
-        (("--weights", "fp8"), 3, "fp8 weights can't be had of it"),
+        (("--weights", "fp8"), 3, "fp8 weights can't be made of it"),
         (("--memory", "300MiB"), 5, "MiB"),
         (("--task", "ask"), 2, "needs a question"),
         (("--object", "cat", "-q", "Where?"), 2, "--object is for --task detect, not ask"),

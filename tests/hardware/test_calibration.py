@@ -183,7 +183,7 @@ def test_a_described_gpu_has_no_context() -> None:
         ("raise RuntimeError('torch 2.13.0+cpu cannot')", "torch 2.13.0\\+cpu cannot"),
         ("print('hello')", "hello"),
         ("print('{}')", "{}"),
-        ("import sys; sys.exit(3)", "left with 3"),
+        ("import sys; sys.exit(3)", "exited with 3"),
     ],
 )
 def test_a_process_that_fails(code: str, said: str) -> None:

@@ -342,9 +342,9 @@ def test_pocket_shows_calls_in_the_form_of_hermes() -> None:
             "not JSON",
             "messages[1].tool_calls[1].arguments",
         ),
-        (Message("assistant", (), (ToolCall("3", "f", "[]"),)), "no JSON object", None),
-        (Message("assistant", (), (ToolCall("3", "f", '{"a": NaN}'),)), "NaN is no number", None),
-        (Message("assistant", (), (ToolCall("3", "f", '{"a": 1e999}'),)), "1e999 is no number", None),
+        (Message("assistant", (), (ToolCall("3", "f", "[]"),)), "not a JSON object", None),
+        (Message("assistant", (), (ToolCall("3", "f", '{"a": NaN}'),)), "NaN is not a JSON number", None),
+        (Message("assistant", (), (ToolCall("3", "f", '{"a": 1e999}'),)), "1e999 is not a JSON number", None),
         (Message("assistant", (), (ToolCall("3", "f", "[" * 100_000),)), "not JSON", None),
     ],
 )

@@ -231,7 +231,7 @@ def chain(links: int) -> str:
     [
         ("json_schema", "{", "JSON schema is not JSON"),
         ("json_schema", "[]", "is an object"),
-        ("json_schema", '{"type": "foo"}', "foo is no type"),
+        ("json_schema", '{"type": "foo"}', "foo is not a type"),
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         (
             "json_schema",
@@ -409,7 +409,7 @@ def test_a_real_schema_of_arguments(either: tuple[GrammarCompiler, Backend]) -> 
         (ToolUse((Tool("a"), Tool("a"))), "two tools", "tools[1].name"),
         (ToolUse((Tool("a"),), "b"), "not 'b'; the tools are a", "tool_choice"),
         (ToolUse((Tool("a", "", {"type": "array"}),)), "can't be 'array'", "tools[0].parameters"),
-        (ToolUse((Tool("a", "", {"properties": {"x": {"type": "y"}}}),)), "no type", "tools[0].parameters"),
+        (ToolUse((Tool("a", "", {"properties": {"x": {"type": "y"}}}),)), "y is not", "tools[0].parameters"),
         (
             ToolUse((Tool("a"), Tool("b", "", {"properties": {"a": json.loads(nested(99))}}))),
             "deeper than 100",
@@ -696,8 +696,8 @@ def test_a_large_grammar_is_shared_and_let_go_after_use(
             '{"type": "array", "minItems": 5, "maxItems": 3}',
             "no answer fits it: minItems (5) is greater than",
         ),
-        ('{"type": "string", "pattern": "("}', "its pattern ( is no regular expression: unclosed group"),
-        ('{"type": "nonsense"}', "nonsense is no type; use object, array"),
+        ('{"type": "string", "pattern": "("}', "its pattern ( is not a regular expression: unclosed group"),
+        ('{"type": "nonsense"}', "nonsense is not a type; use object, array"),
         ('{"type": "object", "required": "a"}', 'required is "a", not of type array'),
         ('{"enum": []}', "no answer fits it, as an enum or anyOf in it is empty"),
     ],

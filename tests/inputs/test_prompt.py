@@ -233,7 +233,7 @@ def test_a_checkpoint_without_video(broken: Path, config: ModelConfig) -> None:
 
 
 def test_contradictions_are_named(broken: Path, config: ModelConfig) -> None:
-    with pytest.raises(CheckpointError, match=r"image_token_id' = 7, which is no special token"):
+    with pytest.raises(CheckpointError, match=r"image_token_id' = 7, which is not a special token"):
         Processor.from_folder(broken, replace(config, vision_tokens=VisionTokens(7, 1, 2, 3)))
     path = broken / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": 14}))

@@ -112,7 +112,7 @@ def test_low_bits_of_bitsandbytes_come_by_wish(weights: str, bits: float) -> Non
     ("wishes", "words"),
     [
         (Wishes(backend="vllm", weights="int4"), "vLLM serves what is stored, bf16"),
-        (Wishes(backend="transformers", weights="fp8"), "fp8 weights can't be had of it"),
+        (Wishes(backend="transformers", weights="fp8"), "fp8 weights can't be made of it"),
     ],
 )
 def test_weights_that_an_engine_can_not_have_are_refused_by_name(wishes: Wishes, words: str) -> None:

@@ -228,7 +228,7 @@ def test_the_host_starts_each_layer_once_a_token(slots: int) -> None:
 @pytest.mark.parametrize(
     ("facts", "on", "words"),
     [
-        (qwen3_vl("8B"), SMALL, "the model is no mixture of experts"),
+        (qwen3_vl("8B"), SMALL, "the model is not a mixture of experts"),
         (FACTS, replace(SMALL, gpus=()), "there is no GPU to have copies of them"),
         (
             FACTS, replace(SMALL, ram_free_bytes=8 * GIB),
@@ -258,7 +258,7 @@ def test_other_engines_say_whose_option_it_is() -> None:
     }
     with pytest.raises(RequestError, match=r"--experts cpu is not for vLLM"):
         Wishes(backend="vllm", experts="cpu")
-    with pytest.raises(RequestError, match="no mixture of experts"):
+    with pytest.raises(RequestError, match="not a mixture of experts"):
         snugvl.load("pocket", experts="cpu")
 
 

@@ -175,19 +175,19 @@ def test_nothing_is_left_of_a_run_that_ends_early(
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("--bits", "4.2"), 3, r"4.2 bits a weight can't be had"),
-        (("--bits", "8.9"), 3, r"8.9 bits a weight can't be had"),
-        (("--group", "48"), 2, "--group is 32, 64 or 128, not 48"),
+        (("--bits", "4.2"), 3, r"4.2 bits a weight can't be reached"),
+        (("--bits", "8.9"), 3, r"8.9 bits a weight can't be reached"),
+        (("--group", "48"), 2, "--group must be 32, 64 or 128, not 48"),
         (("--with", "nowhere.txt"), 3, "nowhere.txt can't be read: No such file"),
         (("--with", "nowhere.png"), 3, "nowhere.png"),
         (("--with", "SHORT"), 3, "the texts have fewer than 16 tokens"),
-        (("--with", "BINARY"), 3, "is no text in UTF-8"),
+        (("--with", "BINARY"), 3, "is not text in UTF-8"),
         (("--with", "EMPTY"), 3, "no pictures in"),
         (("--memory", "200MiB"), 5, "needs .* at once"),
         (("--weights", "int4", "--bits", "4.5"), 2, "--bits has no place beside --weights"),
         (("--weights", "int4", "--with", "SHORT"), 2, "--with has no place beside --weights"),
         (("--weights", "int4", "--group", "128"), 4, "no matrix whose columns divide into groups of 128"),
-        (("--weights", "int5", "--group", "32", "--memory", "1MiB"), 5, "in int5 needs .* can be had"),
+        (("--weights", "int5", "--group", "32", "--memory", "1MiB"), 5, "in int5 needs .* is available"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
@@ -222,7 +222,7 @@ def test_models_and_places_that_cannot_be(
     assert "has 4 bits already" in twice.err
     blocked = quantize(files / "a.txt" / "out")
     assert blocked.code == 3
-    assert "is no folder that may be written to" in blocked.err
+    assert "is not a folder that may be written to" in blocked.err
     monkeypatch.setattr(writing, "free_bytes", lambda _: 1 << 10)
     full = quantize(tmp_path / "full")
     assert full.code == 5

@@ -137,7 +137,7 @@ def test_bits_go_where_they_save_most_within_the_budget() -> None:
         assert {place for place, grid in found.items() if grid.bits == 8} == eights
         assert choice.mean(found) <= bits + 1e-6
     for bits in (4.4, 3.0, 9.0):
-        with pytest.raises(InputError, match=r"can't be had: .* take 4\.50 .* to 8\.\d+ "):
+        with pytest.raises(InputError, match=r"can't be reached: .* take 4\.50 .* to 8\.\d+ "):
             choice.check(bits)
     blocks = WidthOptions({place: [Grid(3, 16, "Q3_K"), Grid(8, 32, "Q8_0")] for place in matrices}, matrices)
     with pytest.raises(InputError, match=r"take 3\.44 \(all in 3 bits\) to 8\.50 "):

@@ -25,7 +25,7 @@ def test_captions_ask_in_the_words_of_training() -> None:
     assert fake.caption(PICTURE).text == "A red field."
     fake.caption(PICTURE, detail="detailed")
     assert [prompt_of(request) for request in fake.backend.requests] == list(prompts.CAPTION.values())
-    with pytest.raises(RequestError, match="detail is one of short, detailed"):
+    with pytest.raises(RequestError, match="detail must be one of short, detailed"):
         fake.caption(PICTURE, detail="long")
 
 

@@ -1,4 +1,4 @@
-"""The one thread that touches an engine, and the way of its tokens: to text, to whoever reads.
+"""The one thread that touches an engine, and the way of its tokens: to text, to the reader.
 
     engine.step ─► outputs ─► deliver ─► Receiver: text, stop strings, counts ─► Mailbox ─► its reader, in a
                                          a request's                                        thread or loop
@@ -80,7 +80,7 @@ class EngineWorker:
                 future.set_result(function())
             except Exception as error:
                 future.set_exception(error)
-            except BaseException as error:  # what Rust panics at is no Exception, and no end of the engine
+            except BaseException as error:  # a panic of Rust is not an Exception, and not the engine's end
                 future.set_exception(engine_failed(error))
 
         if not self._put((job, future)):
@@ -190,7 +190,7 @@ class Receiver:
         self._prompt = prompt
         self._stop_ids = frozenset() if sampling.ignore_eos else stop_ids
         self._own_stop_ids = frozenset(sampling.stop_token_ids)
-        # The markers of tool calls are text for whoever parses them, even where they are special tokens.
+        # The markers of tool calls are text for the parser, even where they are special tokens.
         ids = [] if calls is None else [tokenizer.token_id(text) for text in markers(calls)]
         shown = frozenset(token for token in ids if token is not None)
         if sampling.special:
@@ -349,7 +349,7 @@ def deliver(
             abort(output.request_id, output.choice)
     except ENDINGS:
         raise
-    except BaseException as error:  # what Rust panics at is no Exception
+    except BaseException as error:  # what Rust panics at is not an Exception
         logger.exception("an answer's text can't be made")
         receiver.fail(engine_failed(error))
         abort(output.request_id, None)

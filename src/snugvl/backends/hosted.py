@@ -142,7 +142,7 @@ class Hosted(ABC, Generic[P]):
         return self._prompts.tokenizer.decode(list(ids), skip_special=False)
 
     def warm_up(self) -> bool:
-        """Do some of what later requests would wait for, while nobody does; whether more is left."""
+        """Do some of what later requests would wait for, while none waits; returns whether more is left."""
         self._grammars.warm_up()
         return False
 

@@ -20,7 +20,7 @@ from snugvl.planner.budget import Budget, beside_bytes, host_margin_bytes, margi
 from snugvl.planner.engines.native.footprint import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
 
-# What is no context with libraries: other programs took or gave memory while it was measured.
+# What is not a context with libraries: other programs took or gave memory while it was measured.
 LEAST_DRIVER_BYTES, MOST_DRIVER_BYTES = 64 << 20, 3 << 30
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class TargetDevice:
         limit_bytes: most that may be taken, the context included, or None without a wish.
         gpu: NVML's facts of it, or None.
         host_bytes: host memory that weights beside a GPU may take; None where it wasn't measured.
-        pinned_bytes: page-locked host memory that can be had, where it is scarce (WSL2), or None.
+        pinned_bytes: available page-locked host memory, where it is scarce (WSL2), or None.
         seen: the machine, where it was probed already.
     """
 

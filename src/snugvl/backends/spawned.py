@@ -128,7 +128,7 @@ class Log:
         return lines[-max(self._count - self._marks[0] + partial, 1) :]
 
     def all_is_well(self) -> None:
-        """Told while it serves: what was written before the last time but one is no reason of a death now."""
+        """Note that it serves: lines from before the last call but one no longer explain a death."""
         self.was_well = True
         self._marks = (self._marks[1], self._count)
 
@@ -205,7 +205,7 @@ class SpawnedProcess(ABC):
         """Take a line that the process printed."""
 
     async def _gone(self) -> None:
-        """Return when nothing more is to be had of it."""
+        """Return when nothing more will come from it."""
         await self._wait_for_exit(None)
 
     async def _wait_for_exit(self, timeout_s: float | None) -> None:

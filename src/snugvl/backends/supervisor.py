@@ -51,7 +51,7 @@ class Supervision:
     backoff_max_s: float = 60.0
 
     def pause_s(self, deaths: int) -> float:
-        """Seconds to wait after so many deaths in a row."""
+        """Seconds to wait after `deaths` deaths in a row."""
         doublings = deaths - self.free_restarts - 1
         if doublings < 0:
             return 0.0

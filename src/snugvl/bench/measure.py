@@ -59,7 +59,7 @@ Tell = Callable[[str], None]
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on.
+    """A free port of this machine.
 
     It is below those that systems give to programs that ask for any: none gets it before it is used.
     """
@@ -195,7 +195,7 @@ class LedgerWatch:
             await asyncio.sleep(LEDGER_EVERY_S)
 
     async def look(self) -> None:
-        """Take one reading; where the server has none, that is no error."""
+        """Take one reading, if the server has one."""
         with suppress(httpx.HTTPError, SnugvlError, ValueError):
             answer = await self._http.get(self._url)
             found = understood(read_memory, answer.json()).ledger

@@ -339,7 +339,7 @@ def load(path: Path) -> BenchmarkResult:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         why = f"{where}: {first['msg']}" if where else first["msg"]
-        raise InputError(f"{path} is no result of `snugvl bench --json` ({why})") from None
+        raise InputError(f"{path} is not a result of `snugvl bench --json` ({why})") from None
     if result.format != FORMAT:
         raise InputError(
             f"{path} has format {result.format}; this version of snugvl reads {FORMAT}: measure again"

@@ -258,7 +258,7 @@ class _Probe:
         fields = {"model": manner.model, "messages": [asked], "max_tokens": PROBE_TOKENS, "stream": True}
         usage: dict[str, Any] = {}
         with translating(self._address), warnings.catch_warnings():
-            # Nobody reads what is answered to random pictures and words.
+            # Answers about random pictures and words aren't read.
             warnings.filterwarnings("ignore", f".*{UNLEARNED}", SnugvlWarning)
             stream = self._client.openai.post(
                 self._address.url("/v1/chat/completions"),

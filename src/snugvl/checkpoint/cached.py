@@ -72,7 +72,7 @@ def removal(model: str, *, revision: str | None = None, every: bool = False) -> 
 
     Raises:
         CheckpointNotFound: no such model, or revision, in the cache.
-        InputError: `model` is no name of the Hub; a link stands in the way.
+        InputError: `model` is not a Hub id; a link stands in the way.
     """
     folder = _folder_of(model)
     commits = sorted(path.name for path in _children(folder / "snapshots"))

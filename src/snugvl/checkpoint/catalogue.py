@@ -165,7 +165,7 @@ class Entry:
 
     @property
     def editions(self) -> tuple[str, ...]:
-        """All GGUFs, the one to be led to first."""
+        """Names of all GGUFs, the recommended one first."""
         return tuple(filter(None, (self.gguf, *self.ggufs)))
 
 
@@ -410,10 +410,10 @@ def q4_k_m(facts: ModelFacts, name: str) -> ModelFacts:
 
 @lru_cache(maxsize=32)
 def gguf_edition(facts: ModelFacts, name: str, *, called: str = "") -> ModelFacts:
-    """The model as a GGUF "owner/name:QUANT", of which QUANT is a key of `MIXES`.
+    """Facts of the model as the GGUF `name`, "owner/name:QUANT" with QUANT a key of `MIXES`.
 
     Args:
-        called: what it goes by instead.
+        called: the name of the facts, if not `name`.
     """
     file_type = name.rpartition(":")[2]
     tensors = tuple(_gguf_tensors(facts, MIXES[file_type]))

@@ -41,7 +41,7 @@ Came = Callable[[int], None]
 
 
 class _Stopped(Exception):
-    """Ends a download in another thread. It is no error of the Hub's, as those are tried again."""
+    """Ends a download in another thread. It is not an error of the Hub's, as those are tried again."""
 
 
 class Watch(Protocol):
@@ -179,7 +179,7 @@ def _fetch_one_small(hub: Hub, listing: Listing, file: RemoteFile, store: Store)
             f"{where} is corrupt ({len(data):,} bytes called {name[:12]}…, its listing says {file.size:,} "
             f"called {str(file.blob_id)[:12]}…); run the same command again"
         )
-    store.blob(name)  # refuses what is no file
+    store.blob(name)  # refuses what is not a file
     store.keep(name, data)
     return name
 

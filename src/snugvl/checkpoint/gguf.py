@@ -127,9 +127,7 @@ class _Parser:
         tensors, pairs = self.number("<Q"), self.number("<Q")
         check_number(tensors, self.where)
         if pairs > MAX_PAIRS:
-            raise CheckpointError(
-                f"{self.where} announces {pairs:,} metadata; {MAX_PAIRS:,} are read at most"
-            )
+            raise CheckpointError(f"{self.where} announces {pairs:,} keys; {MAX_PAIRS:,} are read at most")
         values: dict[str, Any] = {}
         for _ in range(pairs):
             key = self.text(MAX_KEY)
@@ -138,7 +136,9 @@ class _Parser:
             values[key] = self.value(key, self.number("<I"))
         alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise CheckpointError(f"{self.where} has general.alignment {shown(alignment)}; a power of two is")
+            raise CheckpointError(
+                f"{self.where} has general.alignment {shown(alignment)}; it must be a power of two"
+            )
         placed = [self.tensor() for _ in range(tensors)]
         start = -(-self.at // alignment) * alignment
         self.check_places(placed, start)
@@ -176,7 +176,7 @@ class _Parser:
         length: int = self.number("<Q")
         if length > most:
             raise CheckpointError(
-                f"{self.where}: a length of {length:,} at byte {self.at - 8:,}; {most:,} is the most"
+                f"{self.where}: a length of {length:,} at byte {self.at - 8:,}; {most:,} is the limit"
             )
         return length
 
@@ -194,7 +194,7 @@ class _Parser:
             at += 8 + length
             if length > MAX_STRING:
                 raise CheckpointError(
-                    f"{self.where}: a string of {length:,} bytes; {MAX_STRING:,} are the most"
+                    f"{self.where}: a string of {length:,} bytes; {MAX_STRING:,} is the limit"
                 )
         self.at = at
 
@@ -221,7 +221,7 @@ class _Parser:
     def form(self, key: str, kind: int) -> str:
         if kind not in _NUMBERS:
             raise UnsupportedModel(
-                f"{self.where}: {shown(key)} is of type {kind}, which GGUF has not, or not nested"
+                f"{self.where}: {shown(key)} is of type {kind}, which GGUF lacks, or can't nest"
             )
         return _NUMBERS[kind]
 
@@ -240,7 +240,7 @@ class _Parser:
             raise UnsupportedModel(f"{where} is of type {kind}, which snugvl doesn't know yet")
         dtype, block, nbytes = TYPES[kind]
         if max(math.prod(shape), offset) > MAX_NUMBER or 0 in shape:
-            raise CheckpointError(f"{where} has shape {shape} at {offset:,}; that is in no file")
+            raise CheckpointError(f"{where} has shape {shape} at byte {offset:,}, which no file can hold")
         if shape[-1] % block:
             raise CheckpointError(f"{where} has rows of {shape[-1]:,} values; {dtype} has blocks of {block}")
         return Stored(name, dtype, shape, math.prod(shape) // block * nbytes), offset

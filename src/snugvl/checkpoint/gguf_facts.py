@@ -405,7 +405,7 @@ def _merges(section: Section) -> list[list[str]]:
 def _texts(section: Section, key: str) -> list[str]:
     found = section.get(key, list)
     if not all(isinstance(each, str) for each in found):
-        raise CheckpointError(f"{section.where}: {key} are no texts")
+        raise CheckpointError(f"{section.where}: {key} are not texts")
     return list(found)
 
 

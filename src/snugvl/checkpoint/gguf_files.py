@@ -179,7 +179,7 @@ def llamacpp_models() -> Iterator[str]:
 
 
 def ggufs_here() -> list[str]:
-    """The names of all GGUF models on this machine, whoever downloaded them."""
+    """The names of all GGUF models on this machine, by any program that downloaded them."""
     return [*hub_models(), *ollama_models(), *lm_studio_models(), *llamacpp_models()]
 
 
@@ -205,7 +205,7 @@ def _of_ollama(name: str) -> GgufFiles:
     title, _, tag = name.partition(":")
     path, root = [*title.split("/"), tag or "latest"], _ollama_folder()
     if not all(re.fullmatch(r"\w[\w.-]*", part) for part in path) or len(path) > 3:
-        raise CheckpointNotFound(f"{OLLAMA}{name} is no name of a model; use {OLLAMA}NAME[:TAG]")
+        raise CheckpointNotFound(f"{OLLAMA}{name} is not the name of a model; use {OLLAMA}NAME[:TAG]")
     wanted = "/".join(["*", *(["library"] if len(path) == 2 else []), *path])
     manifest = next(iter(sorted((root / "manifests").glob(wanted))), None)
     if manifest is None:
@@ -227,7 +227,7 @@ def _digests(manifest: Path) -> dict[str, str]:
         found = {}
     digests = {kind: found[kind] for kind in (IMAGE, PROJECTOR) if kind in found}
     if IMAGE not in digests or not all(_DIGEST.fullmatch(digest) for digest in digests.values()):
-        raise CheckpointError(f"{manifest} is no manifest of a model that is a GGUF")
+        raise CheckpointError(f"{manifest} is not a manifest of a model that is a GGUF")
     return digests
 
 
@@ -263,7 +263,9 @@ def header_material(
         raise CheckpointError(f"{where}: a tensor is in two of its files")
     told, mine = values.get("split.tensors.count"), sum(len(header.tensors) for header in headers)
     if told not in (None, mine):
-        raise CheckpointError(f"{where} has {mine:,} tensors in {len(headers)} parts; {told:,} belong to it")
+        raise CheckpointError(
+            f"{where} has {mine:,} tensors in {len(headers)} parts; its header names {told:,}"
+        )
     images = None if tower is None else dict(tower.values)
     if source == "file":
         values[FILE] = headers[0].where

@@ -70,7 +70,7 @@ class Hub:
         """The Hub's address: from HF_ENDPOINT, or huggingface_hub's own.
 
         Raises:
-            HubUnreachable: HF_ENDPOINT is no address.
+            HubUnreachable: HF_ENDPOINT is not an address.
         """
         given = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/")
         if given and ("://" not in given or http_address(given) is None):

@@ -59,12 +59,12 @@ class FixedSquare:
 
     @property
     def min_pixels(self) -> int:
-        """The one size there is."""
+        """Pixels of the one size of pictures."""
         return self.side**2
 
     @property
     def max_pixels(self) -> int:
-        """The one size there is."""
+        """Pixels of the one size of pictures."""
         return self.side**2
 
     def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
@@ -86,12 +86,12 @@ class FilledArea:
 
     @property
     def min_pixels(self) -> int:
-        """The one area there is."""
+        """Pixels of the one area of pictures."""
         return self.image_tokens * (self.patch_size * self.merge_size) ** 2
 
     @property
     def max_pixels(self) -> int:
-        """The one area there is."""
+        """Pixels of the one area of pictures."""
         return self.min_pixels
 
     def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
@@ -149,7 +149,6 @@ class TilesAndThumbnail(_Tiled):
         return self.side**2 * self.max_tiles
 
     def tiles(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Tiles of the image, the thumbnail included."""
         limit = _limit(self.max_pixels, max_pixels, self.side**2) // self.side**2
         columns, rows = _canvas(width, height, self.side, min(self.min_tiles, limit), limit)
         count = columns * rows
@@ -177,7 +176,6 @@ class ScaledTiles(_Tiled):
         return self.longest**2
 
     def tiles(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Tiles of the image, the thumbnail included."""
         longest = self.longest
         if max_pixels is not None and max_pixels < self.max_pixels:
             edge = math.isqrt(_limit(self.max_pixels, max_pixels, self.side**2))

@@ -84,7 +84,7 @@ def _hash_of(value: object, kind: str, digits: int, where: str) -> str:
     """Check a hash, which names a file or a folder of the cache, and return it.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: it has another form.
     """
     if not isinstance(value, str) or re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is None:
         raise CheckpointError(f"{where} has the {kind} {shown(value)}; it must be {digits} digits of 0-9a-f")

@@ -46,20 +46,20 @@ def incomplete(model: str) -> CheckpointNotFound:
 
 
 def no_such(model: str) -> CheckpointNotFound:
-    """The error about a name that is no model on this machine and no Hub id either."""
+    """The error about a name that is neither a model on this machine nor a Hub id."""
     from snugvl.checkpoint.catalogue import find, meant_or
 
     hint = f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
     if (meant := hub_id(model)) != model:
         return CheckpointNotFound(f"{model} is an address; the model's name is {meant}")
     if "://" in model:
-        return CheckpointNotFound(f"{model} is no address of a model at Hugging Face; {hint}")
+        return CheckpointNotFound(f"{model} is not the address of a model at Hugging Face; {hint}")
     if (plain := model.strip().rstrip("/")) != model and find(plain) is not None:
         return CheckpointNotFound(f"there is no folder {model!r}; a model of the Hub is written {plain}")
     repo, _, revision = model.partition("@")
     if looks_like_hub_id(repo) and revision:
         way = f"snugvl pull {repo} --revision {revision}"
-        return CheckpointNotFound(f"{model!r} is no name of a model; for a revision of one: {way}")
+        return CheckpointNotFound(f"{model!r} is not the name of a model; for a revision of one: {way}")
     if (path := expanded(model)).is_symlink():
         return CheckpointNotFound(f"{model} is a link to {path.readlink()}, which isn't there")
     if _like_a_path(model):

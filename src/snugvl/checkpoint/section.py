@@ -71,9 +71,7 @@ class Section:
         if value < 1:
             raise CheckpointError(f"{self.where} has {key!r} = {shown(value)}, expected a positive number")
         if value > most:
-            raise CheckpointError(
-                f"{self.where} has {key!r} = {shown(value)}; that is no model (at most {most:,})"
-            )
+            raise CheckpointError(f"{self.where} has {key!r} = {shown(value)}; at most {most:,} is possible")
         return value
 
     def need(self, *keys: str) -> None:
@@ -124,7 +122,7 @@ def _absent(folder: Path, name: str) -> str:
     if near := next((each for each in inside if next(each.glob("*.safetensors"), None)), None):
         return f"{folder} has no {name}, but {near} has; name that folder"
     return (
-        f"{folder} has no {name}, so it is no complete checkpoint; download it again, or name another folder"
+        f"{folder} has no {name}, so the checkpoint is incomplete; download it again, or name another folder"
     )
 
 

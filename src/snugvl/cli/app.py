@@ -97,7 +97,7 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
     """
     words = sys.argv[1:] if args is None else args
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a path may hold bytes that are no text in this locale
+        if hasattr(stream, "reconfigure"):  # a path may hold bytes that are not text in this locale
             stream.reconfigure(errors="replace")
     try:
         with launched or nullcontext(), warnings_said():

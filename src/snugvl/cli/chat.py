@@ -188,13 +188,13 @@ class SavedTurn:
 
 def _turns(file: Path) -> list[SavedTurn]:
     if file.is_file() and file.stat().st_size > MOST_BYTES:
-        raise InputError(f"{file} has more than {MOST_BYTES >> 20} MiB; it is no conversation of snugvl chat")
+        raise InputError(f"{file} has more than {MOST_BYTES >> 20} MiB; it is not a saved conversation")
     text = file.read_text(encoding="utf-8", errors="replace")
     lead, *parts = _TURN.split(text)
     names, turns = parts[::2], []
     talked = len(names) % 2 == 0 and all((name == ME) != number % 2 for number, name in enumerate(names))
     if lead.strip() or not names or not talked:
-        raise InputError(f"{file} is no conversation of snugvl chat; /load reads files that /save wrote")
+        raise InputError(f"{file} is not a conversation of snugvl chat; /load reads files that /save wrote")
     for name, said in zip(names, parts[1::2], strict=True):
         pictures, rest = [], said.rstrip("\n")
         while name == ME and (link := _SHOWN.match(rest)):

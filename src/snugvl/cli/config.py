@@ -6,7 +6,7 @@
     port = 8080
 
 Keys are names of options without their dashes. The command line comes first, then the environment, then this
-file. A key that is none, or a value of the wrong kind, is refused by line and key.
+file. An unknown key, or a value of the wrong kind, is refused by line and key.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def defaults(context: typer.Context) -> dict[str, Any] | None:
     """The file as values of each command's parameters, or None without a file.
 
     Raises:
-        InputError: a line can't be read, a key is no option, or a value is of the wrong kind.
+        InputError: a line can't be read, a key is not an option, or a value is of the wrong kind.
     """
     text = _text()
     if text is None:

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for each standard stream that whoever started this process has closed (`>&-`).
+    """Open the null device for each standard stream that was closed at the start (`>&-`).
 
     The next file or socket would take its number otherwise, and get what processes begun here print.
     """

@@ -38,7 +38,7 @@ def address(value: str | None) -> str | None:
     """Check a server's address and return it, with http:// where that was left out.
 
     Raises:
-        typer.BadParameter: it is no address.
+        typer.BadParameter: it is not an address.
     """
     found = None if value is None else http_address(value)
     if value is not None and found is None:
@@ -52,7 +52,7 @@ def device(value: str | None) -> str | None:
     """Check a device's name and return it.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: it is not such a value.
     """
     if value is not None:
         try:
@@ -66,7 +66,7 @@ def size(parameter: typer.CallbackParam, value: str | None) -> str | None:
     """Check a size and return it as it was typed.
 
     Raises:
-        typer.BadParameter: it is no size, or 0 where that is not allowed.
+        typer.BadParameter: it is not a size, or 0 where that is not allowed.
     """
     if value is not None:
         option = parameter.opts[0]

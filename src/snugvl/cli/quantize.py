@@ -83,7 +83,7 @@ def quantize(
     texts of yours, errors are compensated for what is like them.
     """
     if group is not None and group not in GROUPS:
-        raise typer.BadParameter(f"--group is 32, 64 or 128, not {group}")
+        raise typer.BadParameter(f"--group must be 32, 64 or 128, not {group}")
     load = replace(load, model=model, max_pixels=load.max_pixels or MAX_PIXELS)
     if out.suffix == GGUF:
         raise typer.BadParameter(
@@ -202,7 +202,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path} is no text in UTF-8") from None
+        raise InputError(f"{path} is not text in UTF-8") from None
     if len(raw) > MOST_TEXT_BYTES:
         raise InputError(f"{path} has more than {format_size(MOST_TEXT_BYTES)}; give a part of it")
     return text

@@ -75,7 +75,7 @@ class Task:
         params: parameters of the task in records; a file is resumed only with the same.
         run: function that makes the result of a job's images.
         text: function that makes the text of a result for people.
-        stream: like `run`, but yields the text while it is generated; None where the result is no plain text.
+        stream: like `run`, but yields the text while it is generated; None where it isn't plain text.
         videos: whether a video may stand for a picture.
     """
 
@@ -153,7 +153,7 @@ def record(outcome: Outcome, task: Task, model: str) -> dict[str, Any]:
 
 
 def encode(value: dict[str, Any]) -> str:
-    """A record as one line of JSON, not escaped unless a file name is no valid text."""
+    """A record as one line of JSON, not escaped unless a file name is not valid text."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -184,7 +184,7 @@ def results_in(path: Path, task: Task, model: str) -> list[dict[str, Any]]:
     when the run ended.
 
     Raises:
-        InputError: it is no file of records, or one of another task, model or question.
+        InputError: it is not a file of records, or one of another task, model or question.
     """
     if not path.exists():
         return []

@@ -112,7 +112,7 @@ class ChildOptions:
         float | None,
         Option(
             metavar="SECONDS",
-            help="vLLM gives GPU memory back after so long without a request; the next one wakes it.",
+            help="vLLM frees GPU memory after so many seconds without a request; the next one wakes it.",
         ),
     ] = None
     attach: Annotated[
@@ -366,7 +366,7 @@ def _listening(settings: ServerSettings) -> socket:
     """The listening socket.
 
     Raises:
-        SnugvlError: it can't be had; says whose server of yours has the port.
+        SnugvlError: it is taken; says whose server of yours has the port.
     """
     from snugvl.cli import running
     from snugvl.server.connection import PortTaken, listen
@@ -411,7 +411,7 @@ def _domains(given: list[str] | None) -> tuple[str, ...] | None:
     """Host names as URLs have them; empty for "none", and None where no host was given.
 
     Raises:
-        typer.BadParameter: one is no name of a host.
+        typer.BadParameter: one is not the name of a host.
     """
     if not given:
         return None
@@ -419,7 +419,7 @@ def _domains(given: list[str] | None) -> tuple[str, ...] | None:
     for host in hosts:
         if not host.isascii() or not host.replace(".", "").replace("-", "").isalnum():
             raise typer.BadParameter(
-                f"--allowed-media-domains {host!r} is no host; give a name such as example.org"
+                f"--allowed-media-domains {host!r} is not a host; give a name such as example.org"
             )
     return tuple(host for host in hosts if host != "none")
 
@@ -429,7 +429,7 @@ def _names(given: list[str]) -> tuple[str, ...]:
     names = [name.strip() for name in given]
     for name in names:
         if not name or not name.isprintable():
-            raise typer.BadParameter(f"--served-model-name {name!r} is no name; give one such as my-model")
+            raise typer.BadParameter(f"--served-model-name {name!r} is not a name; give one such as my-model")
     return tuple(dict.fromkeys(names))
 
 
@@ -463,5 +463,5 @@ def _log(level: str) -> None:
     ours = logging.getLogger("snugvl")
     ours.handlers, ours.propagate = [handler], False
     ours.setLevel(level.upper())
-    # What uvicorn has to say of a request, our own lines say; and a slow client is no error.
+    # What uvicorn has to say of a request, our own lines say; and a slow client is not an error.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

@@ -124,7 +124,7 @@ def pictures_alone(arguments: Sequence[str], command: str) -> list[str]:
     if words:
         text = " ".join(words)
         raise typer.BadParameter(
-            f"{text!r} is no file, and {command} takes no text; to ask a question: "
+            f"{text!r} is not a file, and {command} takes no text; to ask a question: "
             f"{shlex.join(['snugvl', 'ask', *pictures, text])}"
         )
     return pictures

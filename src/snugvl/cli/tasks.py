@@ -116,7 +116,7 @@ def ask(
 
 
 def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], str]:
-    """(images, question). Without --question the question is all words from the first that is no picture on,
+    """(images, question). Without --question the question is all words from the first that is not a picture,
     or those before the first picture where the question came first.
 
     Raises:
@@ -132,7 +132,7 @@ def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], st
             raise typer.BadParameter(f"the question is missing: {last} is an image; put the question last")
         if len(images) < 2:
             raise typer.BadParameter(f"which image? Give it before the question {last!r}")
-        count = min(max(count, 1), len(images) - 1)  # the first is meant as a picture, even where it is none
+        count = min(max(count, 1), len(images) - 1)  # the first is meant as a picture
         question = " ".join(images[count:])
         del images[count:]
     if not question.strip():
@@ -210,7 +210,7 @@ def _asked(
     pictures, words = sources.words_beside(images)
     text = " ".join(words)
     if words and objects:
-        raise typer.BadParameter(f"{text!r} is no file; name what to look for with another --object")
+        raise typer.BadParameter(f"{text!r} is not a file; name what to look for with another --object")
     if any(len(word.split()) > 1 for word in words):
         asked = sources.objects(words)
     else:

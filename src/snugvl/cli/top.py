@@ -233,7 +233,7 @@ def frame(view: View, console: Console, height: int | None = None) -> Renderable
 
 
 def fewer(pieces: list[BarPart], most: int) -> list[BarPart]:
-    """At most so many parts: of the engine's, the smallest are put together."""
+    """At most `most` parts: of the engine's, the smallest are put together."""
     over = len(pieces) - max(most, len(KEPT) + 1)
     if over <= 0:
         return pieces

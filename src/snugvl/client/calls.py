@@ -123,7 +123,7 @@ class Requester:
 def caption(image: VisualSource, detail: Detail, options: Options) -> Call[Caption]:
     """The request to `/v1/vision/caption`."""
     if detail not in CAPTION:
-        raise RequestError(f"detail is one of {', '.join(CAPTION)}, not {detail!r}", field="detail")
+        raise RequestError(f"detail must be one of {', '.join(CAPTION)}, not {detail!r}", field="detail")
     body = _shown(image) | {"detail": detail} | options.body()
     return Call("/v1/vision/caption", body, answers.result_reader(Caption))
 

@@ -92,7 +92,7 @@ def address_of(url: str) -> Address:
     """The address in `url`, with or without http:// before a host and a port, and a final /v1.
 
     Raises:
-        RequestError: not an http(s) URL; `WrongType` where it is no string, such as a port alone.
+        RequestError: not an http(s) URL; `WrongType` where it is not a string, such as a port alone.
     """
     given: object = url
     if not isinstance(given, str):
@@ -135,16 +135,16 @@ def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_ret
         RequestError: a key or number that can't be sent.
     """
     if api_key is not None and not isinstance(api_key, str):
-        raise WrongType(f"an API key is a string, not of type {type(api_key).__name__}", field="api_key")
+        raise WrongType(f"an API key must be a string, not of type {type(api_key).__name__}", field="api_key")
     for name, value in (("timeout", timeout_s), ("max_retries", max_retries)):
         if not isinstance(value, int | float):
-            raise WrongType(f"{name} is a number, not {value!r}", field=name)
+            raise WrongType(f"{name} must be a number, not {value!r}", field=name)
     if api_key is not None and (not api_key or not api_key.isascii() or not api_key.isprintable()):
-        raise RequestError("an API key is printable ASCII without line breaks", field="api_key")
+        raise RequestError("an API key must be printable ASCII without line breaks", field="api_key")
     if not timeout_s > 0:
-        raise RequestError(f"timeout is a number of seconds above 0, not {timeout_s!r}", field="timeout")
+        raise RequestError(f"timeout must be a number of seconds above 0, not {timeout_s!r}", field="timeout")
     if max_retries < 0:
-        raise RequestError(f"max_retries is 0 or more, not {max_retries!r}", field="max_retries")
+        raise RequestError(f"max_retries must be 0 or more, not {max_retries!r}", field="max_retries")
     return {
         "base_url": address.url("/v1"),
         "api_key": api_key or NO_KEY,
@@ -219,7 +219,7 @@ def translating(
             raise
         raise EngineError("the client is closed") from error
     except UnicodeEncodeError as error:  # text of a program's own, such as an argument that isn't UTF-8
-        raise RequestError("text has a lone surrogate, which is no character") from error
+        raise RequestError("text has a lone surrogate, which is not a character") from error
     except (OpenAIError, httpx.HTTPError, httpx.StreamError, JSONDecodeError) as error:
         ours = EngineError("the client is closed") if closed() else translated(error, address)
         if isinstance(ours, ImageError):

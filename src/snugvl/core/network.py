@@ -16,7 +16,7 @@ SCHEMES: Final = ("http", "https", "socks5", "socks5h")
 
 
 def http_address(text: str) -> str | None:
-    """A server's address as a URL; None for what is none.
+    """A server's address as a URL; None for other text.
 
     `127.0.0.1:8123`, `box:8123/v1` and `:8123`, which is this machine's, get their http://.
     """

@@ -102,7 +102,7 @@ class LoadOptions:
         max_waiting: requests that may queue before `QueueFull`; None for the engine's own limit.
 
     Raises:
-        RequestError: a value that is none of those, a number that is too small, or a size that is none.
+        RequestError: an unknown value, a number that is too small, or a size that can't be read.
     """
 
     model: str = "pocket"
@@ -185,7 +185,7 @@ class LoadOptions:
         default=True,
         metadata=_row(
             "serve",
-            "Start a prompt where an earlier one began alike. Off, times don't reveal what others asked.",
+            "Reuse beginnings that prompts have in common. Off: times don't reveal what others asked.",
         ),
     )
     tower: TowerName = field(

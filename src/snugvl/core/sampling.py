@@ -163,8 +163,8 @@ def check_scores(sampling: SamplingParams, tokens: int | None) -> None:
     most = MAX_SCORES // (1 + (sampling.logprobs or 0))
     if tokens > most:
         raise RequestError(
-            f"the prompt has {tokens:,} tokens; with logprobs={sampling.logprobs} the log-probabilities of "
-            f"{most:,} can be had; shorten the prompt, or ask for fewer alternatives",
+            f"the prompt has {tokens:,} tokens; with logprobs={sampling.logprobs} the limit is "
+            f"{most:,}; shorten the prompt, or ask for fewer alternatives",
             field="logprobs",
         )
 

@@ -19,7 +19,7 @@ _PIECES: Final = re.compile(r"\n|[^\S\n]+|(?:■ )?\S+")  # the sign of a colour
 
 
 def columns(stream: TextIO | None) -> int | None:
-    """Width of the terminal that `stream` writes to, in cells; None where it is no terminal."""
+    """Width of the terminal that `stream` writes to, in cells; None where it is not a terminal."""
     import os
     import shutil
 

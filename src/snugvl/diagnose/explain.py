@@ -106,7 +106,7 @@ def _asides(facts: RunFacts, run: LoggedRun, *, shown: bool) -> tuple[str, ...]:
         said.append("transformers turned the FP8 weights into bf16: they take twice the memory of the file.")
     if run.has("pin_fallback"):
         said.append(
-            "vLLM keeps its tables in device memory instead of pinned memory (WSL2); that is no error."
+            "vLLM keeps its tables in device memory instead of pinned memory (WSL2); that is not an error."
         )
     if facts.command and facts.command.rebuilt and shown:
         said.append("The command is put together from vLLM's list of arguments; defaults are left out.")

@@ -182,7 +182,7 @@ class RunFacts:
 
 
 def size(number: str, unit: str = "GiB", hit: Hit | None = None) -> Value | None:
-    """A number and its unit as bytes, or None where that is no sensible size."""
+    """A number and its unit as bytes, or None where that is not a sensible size."""
     try:
         nbytes = round(float(number) * _UNITS[unit])
     except (ValueError, OverflowError, KeyError):

@@ -146,7 +146,7 @@ def disturbed(facts: RunFacts) -> list[Cause]:
 
 
 def float_or_zero(text: str) -> float:
-    """A number of a log, 0 for what is none."""
+    """A number of a log; 0 for other values."""
     try:
         return float(text)
     except ValueError:

@@ -372,7 +372,7 @@ def begin_rows(logits: torch.Tensor) -> list[PendingTokens]:
 def begin_likeliest(logits: torch.Tensor, bits: torch.Tensor | None) -> PendingTokens:
     """Start choosing the likeliest token of each row of `logits` `[n, vocab]` float32.
 
-    What a `Sampler` gives where everybody is greedy and moves no score, in two launches.
+    Equal to a `Sampler` whose choices are all greedy and move no score, in two launches.
 
     Args:
         bits: `[n, ceil(vocab / 32)]` int32 of the host, the tokens that are allowed; None: all are.

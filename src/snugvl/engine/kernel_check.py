@@ -371,7 +371,7 @@ def _fill_blocks(linear: Any, tensor: torch.Tensor) -> None:
 
 
 def _renumber(network: LoadableNetwork) -> None:
-    """Let a network of a few layers need a cache of so many."""
+    """Renumber the layers of a network cut to a few, so that its cache has no more layers than it has."""
     text, kinds = network.config.text, list[str]()
     for module in network.modules():
         kind = {decoder.Attention: "full", linear_attention.GatedDeltaNet: "linear"}.get(type(module))

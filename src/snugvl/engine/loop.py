@@ -234,7 +234,7 @@ class StepLoop:
             self._speculation.learn(last.streams, self._generated - known)
 
     def _give(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
-        """Give a sequence a token, or end its request where there is none to be had."""
+        """Give a sequence a token, or end its request where none can be chosen."""
         self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
         if result.token_id is None:
             self._scheduler.withdraw(sequence)

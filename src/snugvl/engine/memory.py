@@ -47,7 +47,7 @@ def config_for(model: Network, config: EngineConfig) -> EngineConfig:
 
 
 def prefill_beside_decodes(device: torch.device) -> int:
-    """Tokens that take as long as 512 on a small card: a stream feels the time, not the tokens."""
+    """Most tokens of prompts in a step beside decodes: those that take as long as 512 on a small card."""
     if device.type != "cuda":
         return PREFILL_BESIDE_DECODES
     return max(PREFILL_BESIDE_DECODES, 16 * torch.cuda.get_device_properties(device).multi_processor_count)
@@ -154,7 +154,7 @@ class MemoryReclaimer:
         return self._config.max_num_seqs if self._runner.cache.states is None else self._monitor.slots
 
     def resize_cache(self, blocks: int) -> None:
-        """Have so many blocks, or the most that there is memory for. No step may be running."""
+        """Resize the KV cache to `blocks` blocks, or to the most that fit. No step may be running."""
         cache, before = self._runner.cache, self._scheduler.pool.num_blocks
         self._scheduler.resize(0, self._scheduler.slots)
         self._encoder.cache_bytes = 0 if blocks < self._monitor.most else self._config.encoder_cache_bytes
@@ -210,12 +210,12 @@ class MemoryReclaimer:
 
 
 def reallocate(cache: KVCache, sizes: Iterable[int], config: EngineConfig, slots: int) -> None:
-    """Give a cache the first number of blocks that there is memory for, or none; all of them empty.
+    """Resize a cache to the first of `sizes`, in blocks, that fits, or to none; all blocks are empty.
 
-    States of so many `slots`, with their snapshots, come before them, or of one, or of none where not even
-    that is to be had.
+    States for `slots` sequences, with their snapshots, are allocated first; for one sequence, or none, where
+    memory lacks.
 
-    What it had goes back to the driver before, so nothing may hold views of it, a CUDA graph neither.
+    The old memory goes back to the driver before, so nothing may hold views of it, no CUDA graph either.
     """
     device = cache.storage.device
     cache.resize(0)

@@ -222,7 +222,7 @@ def rehearse(
 
 
 def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
-    """Compute the predictor's drafts for so many sequences, beyond what it does of prompts."""
+    """Compute the predictor's drafts for `count` sequences; prompts are computed elsewhere."""
     batch = _batch((1,) * count, cache)
     hidden = fresh((count, network.config.text.hidden_size), network.dtype, network.device)
     attention = replace(batch.attention, starts=None)
@@ -267,7 +267,7 @@ def edges(most: int) -> list[int]:
 
 
 def _batch(lengths: tuple[int, ...], cache: KVCache, hidden: torch.Tensor | None = None) -> ForwardBatch:
-    """Chunks of so many tokens, each the beginning and all of its sequence, as the runner makes them.
+    """Batch of whole sequences of these lengths in tokens, as the runner makes it.
 
     `hidden`: hidden states that a draft model has (`DraftBatch`).
     """
@@ -309,7 +309,7 @@ def _remember(cache: KVCache) -> None:
 
 
 def befores(sequences: int) -> list[int]:
-    """Numbers of tokens that each of `sequences` sequences has in the cache, in a run with memory."""
+    """Made-up numbers of tokens in the cache of each of `sequences` sequences, in a run with memory."""
     return [BEFORE + 7 * sequence % (MOST_BEFORE - BEFORE) for sequence in range(sequences)]
 
 

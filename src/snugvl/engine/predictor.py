@@ -183,5 +183,5 @@ def _newest(sequence: SequenceState) -> DecodeRow:
 
 
 def _size(sequences: int) -> int:
-    """Rows of the graph that holds so many."""
+    """Rows of the graph for `sequences` sequences: the next power of two."""
     return 1 << (sequences - 1).bit_length()

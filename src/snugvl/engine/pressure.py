@@ -168,7 +168,7 @@ class PressureMonitor:
         self._snapshots_beside: Callable[[int], int] = lambda _: 0
 
     def begin(self, config: EngineConfig, block_bytes: int, state_bytes: int = 0) -> None:
-        """The cache that it is about. `state_bytes`: of one sequence's recurrent state."""
+        """Set the cache that is watched. `state_bytes`: of one sequence's recurrent state."""
         self._snapshots_beside = config.snapshots_beside
         self.full = self.most = self.target = config.num_blocks
         self.slots = self._all_slots = config.max_num_seqs
@@ -274,7 +274,7 @@ class PressureMonitor:
         return blocks * self._block_bytes + (slots + self._snapshots_beside(slots)) * self._state_bytes
 
     def _slots_for(self, blocks: int) -> int:
-        """Sequences that may run beside so many blocks: fewer with fewer where states take memory."""
+        """Sequences that may run with `blocks` blocks; where states take memory, in proportion to them."""
         if not self._state_bytes:
             return self._all_slots
         return max(-(-self._all_slots * blocks // max(self.full, 1)), 1)
@@ -284,7 +284,7 @@ class PressureMonitor:
         return self._bytes(count, max(self.slots, self._slots_for(count))) - self._bytes(blocks, self.slots)
 
     def _less(self, blocks: int, short: int) -> int:
-        """The most blocks that leave so many bytes free, or as few as there may be."""
+        """The most blocks that leave `short` bytes more free, or the fewest that there may be."""
         whole = self._bytes(blocks, self.slots)
         every = range(min(self.least, blocks), blocks + 1)
         fewer = bisect_right(
@@ -293,7 +293,7 @@ class PressureMonitor:
         return every[max(fewer - 1, 0)]
 
     def room_is_back(self) -> bool:
-        """Whether there has been room for what was given up beside a whole cache, at looks since a while."""
+        """Whether all looks of late found room for what was given up, beside a whole cache."""
         now = self._clock()
         if self._slack(self._read(), self.most) < self.given_bytes + BACK_BYTES:
             self._spare_since = None

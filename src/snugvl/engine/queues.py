@@ -82,7 +82,7 @@ class Queues:
         insort(self.waiting, sequence, key=_age)
 
     def resize(self, num_blocks: int, slots: int) -> None:
-        """Have so many blocks and slots, all empty; running sequences wait, to be computed again."""
+        """Resize to these numbers of empty blocks and slots; running sequences wait, to be computed again."""
         for sequence in self.running[::-1]:
             self.preempt(sequence)
         self.slots = slots
@@ -170,7 +170,7 @@ class Queues:
         assert len(unseen) <= 1, "two prefills with pictures are under way"
 
     def _empty(self, num_blocks: int) -> None:
-        """Have so many blocks and the present slots, all of them free."""
+        """Start over with `num_blocks` blocks and the present slots, all free."""
         block_size = self.config.block_size
         self._free_slots = list(reversed(range(self.slots)))  # a stack
         self.snapshots = Snapshots(self.config.snapshots_beside(self.slots), block_size)

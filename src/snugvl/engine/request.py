@@ -45,7 +45,7 @@ class VisionItem:
     time_step: float | None = None
 
     def holds(self, count: int, patch_dim: int) -> bool:
-        """Whether the patches are so many, of that size, of types that a network can read."""
+        """Whether there are `count` patches of `patch_dim` values, of types that a network can read."""
         patches, levels = self.patches, self.levels
         if patches.dim() != 2 or (len(patches), patches.shape[1] * self.slots) != (count, patch_dim):
             return False

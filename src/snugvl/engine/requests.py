@@ -38,7 +38,7 @@ class Requests(dict[str, list[Sequence]]):
 
     @property
     def vision_bytes(self) -> int:
-        """Bytes of the patches of their pictures, on the host; those of one picture count once."""
+        """Bytes on the host of the patches of all requests' pictures; those of one picture count once."""
         items = (each.patches for choices in self.values() for each in choices[0].prompt.vision)
         return sum({id(patches): patches.nbytes for patches in items}.values())
 

@@ -29,7 +29,7 @@ from snugvl.engine.sequence import BlockCopy, Sequence, State, publish_full
 from snugvl.engine.snapshots import StateCopy
 
 ALONE_PARTS = 4  # a step that must take little memory has a quarter of the tokens
-PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the time of a whole chunk
+PREFILL_BESIDE_DECODES = 512  # at least: keeps a small GPU busy for a fraction of the time of a chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class Sequence:
             self.drafts.entries = self.computed
 
     def take(self, result: Sampled) -> TokenOutput:
-        """Add a token that was chosen, and say so."""
+        """Add a chosen token; returns the output that reports it."""
         assert result.token_id is not None, "nothing was chosen"
         named = (self.request.request_id, self.choice, result.token_id)
         scores = (result.logprob, result.top_logprobs, self.append(result.token_id))

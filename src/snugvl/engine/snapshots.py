@@ -130,7 +130,7 @@ class Snapshots:
         return self.count > 1 and place - sequence.kept >= SPACING * self._block_size
 
     def _place(self, sequence: Sequence, place: int, slot: int | None) -> list[StateCopy]:
-        """Copies for a snapshot behind so many tokens; none where there is one already."""
+        """Copies for a snapshot behind `place` tokens; none where there is one already."""
         extend_keys(sequence, self._block_size)
         key, answering = sequence.keys[place // self._block_size - 1], place > len(sequence.prompt)
         if answering and sequence.trail is not None:

@@ -111,7 +111,7 @@ class Speculation:
         return "ngram" if self._drafter is None else "mtp"
 
     def prepare(self, choices: list[Sequence]) -> None:
-        """Let the choices of a new request have drafts, if they can."""
+        """Give each choice of a new request its drafts: by n-grams, where no predictor makes them."""
         index = NgramIndex(choices[0].prompt.ids) if self._drafter is None else None
         for each in choices:
             each.drafts = Drafts(None if index is None else NgramProposer(index, each.generated))
@@ -310,7 +310,7 @@ class Payoff:
     """Times and tokens of steps of about as many streams, with drafts and without.
 
     Seconds are those of one stream. A step without drafts behind one with drafts doesn't run ahead: its time
-    is no measurement of either kind, and what it takes beyond the usual time is charged to the drafts.
+    is not a measurement of either kind, and what it takes beyond the usual time is charged to the drafts.
     """
 
     _seconds: tuple[deque[float], deque[float]] = field(
@@ -324,7 +324,7 @@ class Payoff:
     _budget: float = 0.0  # seconds that drafts have brought, and those that they may lose
 
     def note(self, drafted: bool, seconds: float, tokens: int, streams: int) -> None:
-        """A step took so long, for so many tokens."""
+        """Note a step: the seconds that it took, and its tokens and sequences. `drafted`: it had drafts."""
         each, behind = seconds / streams, self._last and not drafted
         self._row = self._row + 1 if drafted == self._last else 1
         self._last = drafted

@@ -126,7 +126,7 @@ def plan_pass(
         f"a pass over {side.capabilities.model} needs "
         f"{format_size(found.total_bytes + max(both))} at once, "
         f"the largest part being {largest.name} ({format_size(largest.nbytes)}); "
-        f"{format_size(place.usable_bytes)} can be had; free some, or give smaller pictures (--max-pixels)"
+        f"{format_size(place.usable_bytes)} is available; free some, or give smaller pictures (--max-pixels)"
     )
 
 

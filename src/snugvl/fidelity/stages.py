@@ -187,7 +187,7 @@ class Stages:
             raise
 
     def plan(self, side: Participant, answers: int, place: TargetDevice) -> PassPlan:
-        """The memory plan of a pass over `side`, with so many answers of greatest length to each question.
+        """The memory plan of a pass over `side`, with `answers` answers of greatest length to each question.
 
         Raises:
             DoesNotFit: it has no room.

@@ -39,7 +39,7 @@ from snugvl.models.decoder import Layer
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.rope import rotation_of
 
-LEAST_CHUNK: Final = 64  # tokens: one that doesn't fit is no matter of its length
+LEAST_CHUNK: Final = 64  # tokens: one that doesn't fit is not a matter of its length
 BEHIND_PROMPT, BEFORE_CHUNK = 0, 1  # checkpoints of a recurrent state
 Answers = tuple[tuple[int, ...], ...]
 

@@ -99,7 +99,7 @@ def variants_of(
     """Every combination of the values; where none is named, the value of `base`.
 
     Raises:
-        RequestError: a value that is none of those, or too many combinations.
+        RequestError: an unknown value, or too many combinations.
     """
     _check("weights", weights, get_args(WeightsName))
     _check("kv_cache", kv_cache, get_args(KVCacheName))
@@ -169,5 +169,5 @@ def allocation_of(variant: Variant, place: TargetDevice, formats: Settings | Non
             return replace(found, settings=each, footprint=needed)
     raise DoesNotFit(
         f"{variant.load.model} in {least.weights_name} needs {format_size(needed.total_bytes)}; "
-        f"{format_size(found.usable_bytes)} can be had"
+        f"{format_size(found.usable_bytes)} is available"
     )

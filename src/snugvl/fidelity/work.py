@@ -117,7 +117,7 @@ def _torn(path: str) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     value = json_object(path.read_text(encoding="utf-8", errors="replace"))
     if value is None:
-        raise InputError(f"{path} is no record of a comparison; remove {path.parent}")
+        raise InputError(f"{path} is not a record of a comparison; remove {path.parent}")
     return value
 
 
@@ -160,7 +160,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since the clock was made."""
         return time.monotonic() - self._began
 
     def measured(self, nbytes: int, seconds: float) -> None:

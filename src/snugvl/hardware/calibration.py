@@ -214,7 +214,7 @@ MOST_THREADS: Final = 2048  # of the others
 KERNEL_BYTES: Final = 32 * MIB
 LIBRARIES_BYTES: Final = 193 * MIB  # of the estimate, beyond the bare context, on the H200
 CHECK_SPREAD_BYTES: Final = 8 * MIB  # twice what starts on one card differ by (benchmarks/LOG.md: 690 to 694)
-MOST_CONTEXT_BYTES: Final = 3 * GIB  # more is no context: others took memory while it was measured
+MOST_CONTEXT_BYTES: Final = 3 * GIB  # more is not a context: others took memory while it was measured
 
 SECONDS: Final = 180
 TRIES: Final = 3
@@ -408,8 +408,7 @@ def _run(gpu: Gpu, environ: Mapping[str, str], command: Sequence[str] = ()) -> C
     except (IndexError, ValueError, TypeError):
         said = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()[-1]
         raise EngineError(
-            f"the context of {gpu.name} can't be measured: the process left with "
-            f"{ran.returncode}, saying {said!r}"
+            f"the context of {gpu.name} can't be measured: its process exited with {ran.returncode}: {said!r}"
         ) from None
 
 

@@ -51,8 +51,8 @@ def describe(
         ddr: its kind, such as "DDR4-3200", of two channels; "4xDDR4-3200" has four.
 
     Raises:
-        InputError: an unknown GPU or system, or a GPU that the system doesn't have; a size that is none, zero
-            or negative, more held than there is.
+        InputError: an unknown GPU or system, or a GPU that the system doesn't have; a size that is no
+            size, zero or negative; more held than there is.
     """
     system = _system(os)
     model = _model(gpu, system, held, vram, count)
@@ -196,7 +196,7 @@ def _system(name: str) -> OperatingSystem:
 def _bandwidth(ddr: str | None) -> float | None:
     found = None if ddr is None else ddr_bandwidth(ddr)
     if ddr is not None and found is None:
-        raise InputError(f"ddr {ddr!r} is no kind of memory; write it like DDR4-3200 or DDR5-5600")
+        raise InputError(f"ddr {ddr!r} is not a kind of memory; write it like DDR4-3200 or DDR5-5600")
     return found
 
 

@@ -154,7 +154,7 @@ def lookup(name: str, total_bytes: int | None = None) -> GpuModel:
             "--machine and a recording of it (snugvl doctor --record FILE)"
         )
     if name.strip().lower() in _WITHOUT:
-        raise InputError(f"{name!r} is no GPU; a machine without one is described by --gpu none")
+        raise InputError(f"{name!r} is not a GPU; a machine without one is described by --gpu none")
     near = nearest(name)
     hint = f"nearest: {', '.join(near)}" if near else "no name comes near"
     raise InputError(

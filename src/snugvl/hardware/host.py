@@ -228,7 +228,7 @@ _LINUX_DRIVERS: Final = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"
 
 @dataclass(frozen=True, slots=True)
 class Wsl:
-    """Facts of WSL2. `pinned_bytes`: page-locked memory that can be had, an upper bound."""
+    """Facts of WSL2. `pinned_bytes`: available page-locked memory, an upper bound."""
 
     kernel: tuple[int, int, int]
     pinned_bytes: int

@@ -101,16 +101,16 @@ class Machine:
     """A machine, with all facts that a plan needs.
 
     Attributes:
-        pinned_bytes: page-locked host memory that can be had, where it is limited (WSL2), or None.
+        pinned_bytes: available page-locked host memory, where it is limited (WSL2), or None.
         spills: over-committed GPU memory silently moves to system memory instead of failing (WSL2, Windows).
         disk_free_bytes: free bytes on the disk that models are downloaded to.
         notes: problems while probing, in whole sentences.
         host_ram_bytes: memory of the whole machine where a container may use only `ram_total_bytes` of it.
         others: GPUs that aren't NVIDIA's, or that NVML doesn't see, the one to be used first.
-        ram_bandwidth: bytes per second of all channels of host memory, where somebody said its kind, or None.
-        ram_assumed: nobody said how much host memory there is.
-        pc_ram_bytes: memory of the PC around WSL2, of which `ram_total_bytes` are WSL2's, where somebody said
-            it, or None.
+        ram_bandwidth: bytes per second of all channels of host memory, where its kind was given, or None.
+        ram_assumed: the size of host memory is assumed, not given.
+        pc_ram_bytes: memory of the PC around WSL2, of which `ram_total_bytes` are WSL2's; None where it
+            wasn't given.
     """
 
     os: OperatingSystem

@@ -134,7 +134,7 @@ def texts(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> Iterator[t
     Neither alone nor where a template joins two parts.
 
     Raises:
-        RequestError: the arguments of a call are no JSON object.
+        RequestError: the arguments of a call are not a JSON object.
     """
     for index, message in enumerate(messages):
         parts = [part.unmarked for part in message.content if isinstance(part, Text)]

@@ -1,6 +1,6 @@
 """The form of an answer as a text in llguidance's own language: checked, not compiled. No torch.
 
-Sizes and nesting are bounded here; how long the compiler takes nobody can tell from a grammar, so what these
+Sizes and nesting are bounded here; a grammar doesn't tell how long the compiler takes, so what these
 limits let through is tried (`trials.py`). The compiler recurses once per level of nesting and per `$ref` on
 the way, on a stack that takes the process along when it overflows. It intersects the patterns that `allOf`
 puts on one string, which doubles the work with each of them. Measured: 12 patterns take 1.4 s, 14 take 13 s;
@@ -63,14 +63,14 @@ _IN_OUR_WORDS: Final = (
         r"regex parse error: \(\?s:\.\{(?:0,)?(\d+)(?:,\d*)?\}\).* error: decimal literal invalid",
         r"a minLength or maxLength in it is \1, at most 4294967295 is taken; leave it out",
     ),
-    (r"regex parse error: (.*?)(?: \^+)? error: (.*)", r"its pattern \1 is no regular expression: \2"),
+    (r"regex parse error: (.*?)(?: \^+)? error: (.*)", r"its pattern \1 is not a regular expression: \2"),
     (r"Expected f64 for '(\w+)', got (.*)", r"\1 is \2, not a number"),
     (
         r"Expected positive integer for '(\w+)', got (.*)",
         r"\1 is \2, not a whole number from 0 to 18446744073709551615, written in digits alone",
     ),
     (r"Expected (\w+) for '(\w+)', got (.*)", r"\2 is \3, not of type \1"),
-    (r"Invalid type: (.*)", r"\1 is no type; use object, array, string, number, integer, boolean or null"),
+    (r"Invalid type: (.*)", r"\1 is not a type; use object, array, string, number, integer, boolean or null"),
     (r"invalid multiple of", "multipleOf is 0; use a number above 0"),
     (
         r"Value for 'multipleOf' has too many digits: .*",
@@ -89,7 +89,7 @@ def grammar_text(grammar: Grammar, field: str) -> str:
     """
     kind, source = grammar.kind, grammar.source
     if kind not in _NAMES:
-        raise RequestError(f"a grammar is a {', a '.join(_NAMES.values())}, not {kind!r}", field=field)
+        raise RequestError(f"a grammar must be a {', a '.join(_NAMES.values())}, not {kind!r}", field=field)
     _check_length(kind, source, field)
     if kind == "json_schema":
         check_schema(source, field)
@@ -196,7 +196,7 @@ def one_line(message: str) -> str:
 
 
 def check_schema(source: str, field: str) -> None:
-    """Refuse what is no JSON object, and what could take the compiler too much time or stack.
+    """Refuse what is not a JSON object, and what could take the compiler too much time or stack.
 
     Raises:
         RequestError: with what is wrong and the limit.

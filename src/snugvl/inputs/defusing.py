@@ -27,7 +27,7 @@ _ROUNDS: Final = 8  # what is broken up may hold another one, each shorter
 
 
 def pattern_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Any of these strings, the longest first; those of one character can't be broken up."""
+    """A pattern of `marks`, the longest first, without those of one character, which can't be broken up."""
     found = sorted({mark for mark in marks if len(mark) > 1}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, found)) or "(?!)")
 
@@ -55,7 +55,7 @@ def defused(
     `break_up`: what makes of a text one without control tokens.
 
     Raises:
-        RequestError: the arguments of a call are no JSON object.
+        RequestError: the arguments of a call are not a JSON object.
     """
     if all(break_up(text) == text for _, text in texts(messages, tools)):
         return tuple(messages), tuple(tools)

@@ -10,7 +10,7 @@ Every token is a run of bytes either way, so bytes of a token, streaming and log
 tokenizers of pieces begin a text with a space of their own, which their decoder takes off again: `opening`
 is a token at the beginning of a text.
 
-One difference to the decoder of `tokenizers`: of bytes that are no UTF-8 it writes one U+FFFD for each byte
+One difference to the decoder of `tokenizers`: of bytes that are not UTF-8 it writes one U+FFFD for each byte
 of the whole run, the right characters before them included, which no stream can.
 
 Text is held back only while it may still become something else: an incomplete UTF-8 character, or a
@@ -80,7 +80,7 @@ def _spell(backend: tokenizers.Tokenizer, spelling: Spelling, token_id: int) -> 
 
 
 class Vocabulary:
-    """The bytes of each token. `special_ids`: control tokens, which are no text."""
+    """The bytes of each token. `special_ids`: control tokens, which are not text."""
 
     def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling | None = None) -> None:
         """`spelling`: how its tokens are written; byte-level by default."""

@@ -172,7 +172,7 @@ def video(source: VisualSource, what: str = "the video") -> Video:
 
     Raises:
         ImageError, ImageTooLarge: not there, not a video, too long, too large; PyAV is missing.
-        WrongType: it is no file.
+        WrongType: it is not a file.
 
     Example:
         model.caption(snugvl.video("moves.gif"))

@@ -3,7 +3,7 @@
 A grammar is compiled and asked for its first token in the caller's thread, before anything starts, so what
 is wrong with it is said at once. What could make that slow is bounded: sizes and nesting first (the Rust side
 recurses, and a stack that overflows takes the process along); then it is tried in a process that can be ended
-(`trials.py`), as nobody can tell from a grammar how long its compiler takes. Those used last are kept.
+(`trials.py`), as a grammar doesn't tell how long its compiler takes. Those used last are kept.
 
     kept? ─ no ─► sizes ─► llguidance's own form ─► tried ─► compiled, first mask ─► kept
 """
@@ -264,7 +264,7 @@ class _Compiled:
     Attributes:
         error: what is wrong with it, or None.
         openings: see `GrammarState`.
-        table: ends numbers that go on and on; None where its digits are none of JSON's.
+        table: ends numbers that go on and on; None where its digits aren't JSON's.
         position: the one at which answers begin; None where masks aren't known by position from there on.
         calls: positions in answers with calls; None where there are none.
         markers: text of tokens that are markers of calls.
@@ -390,7 +390,7 @@ class _State(GrammarState):
         self._matcher = matcher
         self._first: bytes | None = lent.owner.first  # the mask, until there was a token
         self._panic: str | None = None
-        self._lent: _Lent | None = lent  # None: nobody else's words are in its automata
+        self._lent: _Lent | None = lent  # None: no other request's words are in its automata
         self._tokens: list[int] = []
         self._taken = 0  # of them, by the matcher
         owner = lent.owner
@@ -433,7 +433,7 @@ class _State(GrammarState):
             self._table.end(bits.numpy())
 
     def _fill(self, address: int, size: int) -> None:
-        """The mask after a token to so many bytes there."""
+        """Write the mask of the next token to `size` bytes at `address`."""
         if self._recall(address, size):
             return
         try:  # not `_guarded`, as in `accept`
@@ -561,7 +561,7 @@ class _State(GrammarState):
             self._note(error)
 
     def _note(self, error: BaseException) -> None:
-        """Keep what Rust panicked at; what is no error passes through."""
+        """Keep what Rust panicked at; what is not an error passes through."""
         if isinstance(error, ENDINGS):
             raise error
         self._panic = f"{type(error).__name__}: {one_line(str(error))}"
@@ -581,7 +581,7 @@ class LargeGrammars(Generic[T]):
 
     @property
     def bytes(self) -> int:
-        """Memory of those in use."""
+        """Bytes of the grammars in use."""
         with self._lock:
             while self._gone:
                 self._bytes -= self._gone.popleft()

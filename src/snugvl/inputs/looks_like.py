@@ -1,4 +1,4 @@
-"""Kinds of files by their content: of what is no readable picture, and what to do about it; of ISO media.
+"""Kinds of files by their content: of what is not a readable picture, and what to do about it; of ISO media.
 Suffixes of picture and video files, to find them in folders and to tell a file's name from words.
 
 ISO media files (`ftyp`) are MP4 and QuickTime films, HEIF and AVIF, still or moving, in one container. Brands
@@ -15,7 +15,7 @@ PICTURES: Final = frozenset((
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif",
     ".heic", ".heif", ".heics", ".heifs", ".hif", ".mpo",
 ))  # fmt: skip
-URL_SCHEMES: Final = ("http://", "https://", "data:")  # of what is no path
+URL_SCHEMES: Final = ("http://", "https://", "data:")  # of what is not a path
 VIDEOS: Final = frozenset((".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".ogv"))
 Kind = Literal["HEIF", "AVIF", "sequence", "film"]
 """HEIF and AVIF have a still picture, or frames, that Pillow's plugins read; a "sequence" is HEIF of which
@@ -34,7 +34,7 @@ _IN_BASE64: Final = re.compile(
 
 
 def kind_of(data: bytes) -> Kind | None:
-    """Kind of the file; None where it is no ISO media. A part of a file will do, for as far as it goes."""
+    """Kind of the file; None where it is not ISO media. A part of a file will do, for as far as it goes."""
     if data[4:8] != b"ftyp":
         return None
     end = min(int.from_bytes(data[:4]), 16 + 4 * _MOST_BRANDS)

@@ -34,7 +34,7 @@ _KNOWN: Final = frozenset(
      "const", "anyOf", "oneOf"}
 )  # fmt: skip
 _NESTED: Final = frozenset({"array", "object"})  # types whose values begin alike and go on differently
-_NARROW: Final = b"\xe0\xed\xf0\xf4"  # first bytes of characters after which some second bytes are no UTF-8
+_NARROW: Final = b"\xe0\xed\xf0\xf4"  # first bytes of characters after which some second bytes are not UTF-8
 _QUOTE_OR_ESCAPE: Final = re.compile(rb'["\\]')
 _ESCAPE: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|[^u])")
 _ANOTHER: Final = b"*"  # in an object's frame, for properties that its schema doesn't name
@@ -188,7 +188,7 @@ class Position:
 
     @property
     def key(self) -> Key | None:
-        """Equal for two answers only if the same tokens may follow both; None where nobody knows."""
+        """Equal for two answers only if the same tokens may follow both; None where that is unknown."""
         if self._lost:
             return None
         if self._around is None:

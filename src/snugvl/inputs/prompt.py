@@ -153,7 +153,7 @@ def _control(tokenizer: Tokenizer, field: str, token_id: int) -> str:
     text = tokenizer.token_text(token_id)
     if not text or token_id not in tokenizer.special_ids:
         raise CheckpointError(
-            f"config.json has {field!r} = {token_id}, which is no special token of tokenizer.json"
+            f"config.json has {field!r} = {token_id}, which is not a special token of tokenizer.json"
         )
     return text
 
@@ -279,8 +279,8 @@ class PromptMaker(ABC, Generic[P]):
 
         Args:
             template: variables of the chat template.
-            most: refuse text of more characters than so many tokens can stand for, or of more tokens than
-                `COUNTED_CONTEXTS` times as many.
+            most: tokens; refuse text of more characters than these can stand for, or of more than
+                `COUNTED_CONTEXTS` times as many tokens.
 
         Raises:
             RequestError, RequestTooLarge, CheckpointError: as `prepare`.
@@ -448,7 +448,7 @@ def check_ids(
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise RequestError(
-                f"a token id is a whole number from 0 to {vocab_size - 1}, not {token!r}", field=field
+                f"a token id must be a whole number from 0 to {vocab_size - 1}, not {token!r}", field=field
             )
         if token in placeholders:
             raise RequestError(

@@ -67,7 +67,7 @@ class ReasoningSplitter:
         """`call`: text that begins a call of a tool, which also ends the reasoning."""
         self._ends = (CLOSE,) if call is None else (CLOSE, call)
         self._state = "thinking" if opened else "undecided"
-        self._begun = False  # something of the present part was there that is no white space
+        self._begun = False  # something of the present part was there that is not white space
         self._buffer = ""
 
     @property

@@ -291,7 +291,7 @@ def _part_of(part: Any, what: str) -> Part | Unseen:
             source = f"data:;base64,{found[0]}" if base64 else found[0]
             return Unseen(source, kind == "video", what=f"the image at {what}")
     raise RequestError(
-        f"{what} is no part that is known: {described(dict(part))}; use {{'type': 'text', 'text': …}}, "
+        f"{what} is not a known part: {described(dict(part))}; use {{'type': 'text', 'text': …}}, "
         "{'type': 'image_url', 'image_url': {'url': …}} or {'type': 'image', 'image': …}",
         field=what,
     )
@@ -305,7 +305,7 @@ def _call(call: Any, what: str) -> ToolCall:
         return ToolCall(str(call.get("id", "")), str(function["name"]), text)
     except (KeyError, TypeError, AttributeError):
         raise RequestError(
-            f"{what} is no call: {described(call)}; use "
+            f"{what} is not a call: {described(call)}; use "
             "{'id': …, 'function': {'name': …, 'arguments': …}}",
             field=what,
         ) from None

@@ -205,12 +205,12 @@ class Tokenizer(Vocabulary):
         return longest
 
     def most_characters(self, tokens: int) -> int:
-        """Characters, white space included, that so many tokens can stand for."""
+        """Most characters, white space included, that `tokens` tokens can stand for."""
         composed = 1 if self._backend.normalizer is None else _COMPOSED
         return tokens * self.longest_token * composed
 
     def refuse_oversized(self, characters: int, max_tokens: int | None, *, field: str) -> None:
-        """Raise RequestTooLarge if no text of so many characters fits into `max_tokens`.
+        """Raise RequestTooLarge if no text of `characters` characters fits into `max_tokens`.
 
         It takes no time, so it comes before anything looks at the text itself.
         """
@@ -317,7 +317,7 @@ class Tokenizer(Vocabulary):
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise RequestError("text has a lone surrogate, which is no character", field=field) from None
+            raise RequestError("text has a lone surrogate, which is not a character", field=field) from None
         found = self._special.search(text)
         if found is None and self._backend.normalizer is not None:
             # A normaliser such as NFKC could turn full-width brackets into plain ones.

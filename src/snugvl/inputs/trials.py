@@ -97,7 +97,7 @@ class Trials:
                 process = self._idle.pop()
                 if process.alive:
                     return process
-                self._drop(process)  # somebody has ended it
+                self._drop(process)  # it was ended from outside
             if self._closed:  # whoever asks was at it already, in another thread
                 raise EngineError("the model is closed")
             process = _Process(self._worker)

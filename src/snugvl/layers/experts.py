@@ -49,7 +49,7 @@ class ExpertPlaces(Protocol):
     device_slots: int
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
-        """Every expert in `ids` `[tokens, used]` int32 is in exactly one round."""
+        """Yield rounds of experts at hand; each expert in `ids` `[tokens, used]` int32 is in exactly one."""
 
 
 def scored(x: torch.Tensor, scores: Linear) -> torch.Tensor:

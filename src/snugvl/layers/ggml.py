@@ -1,6 +1,6 @@
 """GGUF's quantised matrices as they are in memory: the file's bytes, sorted by what they mean.
 
-A file stores a block of 32 or 256 neighbours of a row together: scales, then codes of the first half, each
+A file stores a block of 32 or 256 values of a row together: scales, then codes of the first half, each
 beside one of the second. Here the bytes of a matrix stand in planes, each `[rows, bytes of a row]`:
 
 | type | bits | codes, low bits | high bits | scales |
@@ -39,7 +39,7 @@ GgmlType = Literal[
     "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS",
     "MXFP4",
 ]  # fmt: skip
-SUPER: Final = 256  # neighbours of a K type's block
+SUPER: Final = 256  # values of a K type's block
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Layout:
     """Layout of a ggml type.
 
     Attributes:
-        block: neighbours of a block.
+        block: number of values in a block.
         nbytes: bytes of a block in the file.
-        group: neighbours that share a scale.
+        group: number of values that share a scale.
         planes: bytes of each plane that a block is sorted into.
         low, high: bits of a code in the first and in the second plane.
     """
@@ -94,7 +94,7 @@ class TypedRows:
 
     @property
     def layout(self) -> Layout:
-        """That of its type."""
+        """Layout of its type."""
         return LAYOUTS[self.type]
 
     def nbytes(self, columns: int) -> int:
@@ -117,7 +117,7 @@ def ggml_type(dtype: str) -> GgmlType | None:
 
 
 def parts_of(rows: Sequence[tuple[GgmlType, int]], columns: int) -> tuple[TypedRows, ...]:
-    """Parts of a matrix whose rows are so many of each type, in order; equal neighbours are one.
+    """Parts of a matrix, given (type, number of rows) of each in order; equal neighbours are one.
 
     Raises:
         ValueError: the columns don't divide into blocks.
@@ -230,7 +230,7 @@ def six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _codes(plane: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes of so few bits, `[n, columns]`, of `[n, columns · bits / 8]`."""
+    """Codes of `bits` bits, `[n, columns]`, unpacked from bytes `[n, columns · bits / 8]`."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=plane.device)
     return ((plane[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)
 
@@ -241,7 +241,7 @@ def _neighbours(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes `[n, blocks, m]` of so few bits as bytes, the first in the lowest."""
+    """Codes `[n, blocks, m]` of `bits` bits packed into bytes, the first in the lowest bits."""
     each = 8 // bits
     made = codes[..., ::each].clone()
     for place in range(1, each):
@@ -386,7 +386,7 @@ def to_blocks(
 
 
 def _beside(codes: torch.Tensor, shape: tuple[int, int, int], bits: int) -> torch.Tensor:
-    """Codes `[n, blocks, m]` of so few bits as bytes, by how they lie (`_LOW`)."""
+    """Codes `[n, blocks, m]` of `bits` bits packed into bytes in the order of `_LOW`."""
     parts = codes.view(*codes.shape[:2], *shape)
     made = parts[..., 0, :].clone()
     for place in range(1, shape[1]):

@@ -63,7 +63,7 @@ class StateCache:
         self.inputs = torch.zeros(num_layers, rows, *inputs, dtype=dtype, device=device)
 
     def resize(self, slots: int, snapshots: int = 0) -> None:
-        """Have so many slots, all empty; none takes no memory. The old ones go first."""
+        """Resize to `slots` empty slots; with 0 no memory is taken. The old ones are freed first."""
         rows, self.slots = (slots + 1 + snapshots if slots else 0), 0
         for name in ("recurrent", "inputs"):
             before: torch.Tensor = getattr(self, name)
@@ -89,7 +89,7 @@ class StateCache:
         return self.slots
 
     def copy(self, source: int, target: int) -> None:
-        """Let one slot's state be another's."""
+        """Copy the state of slot `source` to slot `target`."""
         self.recurrent[:, target] = self.recurrent[:, source]
         self.inputs[:, target] = self.inputs[:, source]
 
@@ -98,7 +98,7 @@ class StateCache:
         self.copy(slot, self.scratch + 1 + snapshot)
 
     def restore(self, slot: int, snapshot: int) -> None:
-        """Let a slot's state be what was kept."""
+        """Set a slot's state to a snapshot."""
         self.copy(self.scratch + 1 + snapshot, slot)
 
 
@@ -142,7 +142,7 @@ class KVCache:
         return self.storage.nbytes
 
     def resize(self, num_blocks: int) -> None:
-        """Have so many blocks, all empty. The old ones go first: where memory is short, none are left."""
+        """Resize to `num_blocks` empty blocks, or none if memory lacks: the old ones are freed first."""
         layers, both, _, heads, dim = self.storage.shape
         self.num_blocks = 0
         self.storage = self.storage.new_zeros(layers, both, 0, heads, dim)

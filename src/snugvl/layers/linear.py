@@ -245,7 +245,7 @@ class Linear(nn.Module):
     def with_tail(
         self, x: torch.Tensor, tail: "Linear", *, norm: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`self(x)` and `tail(x)`, which has few rows: of one row of input in one launch."""
+        """`self(x)` and `tail(x)`, whose weights have few rows; in one launch where `x` has one row."""
         if len(x) == 1 and self.bias is None and tail.format == "bf16" and by_kernels(x):
             from snugvl.layers.kernels.products.linear import product_with_tail  # needs triton, as above
 

@@ -2,7 +2,7 @@
 
 Code that has a kernel and plain torch, or another kernel, for the same asks here which one to take. It asks
 when it chooses, on the host: a CUDA graph holds what was chosen when it was recorded, and asks no more. So
-kernels are withdrawn before anything runs. Names are those of the kernels' functions, such as "lone_int4".
+kernels are withdrawn before anything runs. Names are those of the kernels' functions, such as "lone_codes".
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ def withdrawn() -> tuple[str, ...]:
 
 
 def withdraw(names: Iterable[str]) -> None:
-    """Have this process use these kernels no more. What was recorded before goes on with them."""
+    """Stop using these kernels in this process; CUDA graphs recorded before keep them."""
     _withdrawn.update(names)
 
 
@@ -54,7 +54,7 @@ def recordable() -> bool:
 
 @contextmanager
 def without(names: Iterable[str]) -> Iterator[None]:
-    """Use these kernels, too, no more for a while. For a process that runs nothing else."""
+    """Also stop using these kernels inside the `with`. For a process that runs nothing else."""
     before = set(_withdrawn)
     _withdrawn.update(names)
     try:

@@ -1,6 +1,6 @@
 """Experts in host memory, and slots on the GPU that hold copies of some of them.
 
-    host memory   │ expert 0 │ … │ expert 255 │    of each layer, in the format that they are stored in
+    host memory   │ expert 0 │ … │ expert 255 │    of each layer, in the format of the plan's weights
     slots         │ 17 │ 4 │ 201 │ …               of each layer, those used often and lately
     room          │ half │ half │                  of all layers, for experts that get no slot
 
@@ -82,7 +82,7 @@ class InPlace:
         self._slots: DeviceSlots | None = None
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
-        """All in one round."""
+        """One round of all experts."""
         experts = self._experts
         slots = min(self.device_slots, REHEARSED)
         if 0 < ids.numel() <= slots and by_kernels(ids, *KERNELS):
@@ -106,7 +106,7 @@ def experts_of(decoder: nn.Module) -> list[Experts]:
 def experts_to_host(layers: Sequence[Experts], device: torch.device, *, pinned: bool) -> bool:
     """Give experts without memory their place in host memory, each layer's in one piece.
 
-    `pinned`: page-locked, where a GPU's driver gives so much. Returns whether all of it is.
+    `pinned`: page-locked, as far as a GPU's driver allows. Returns whether all of it is.
     """
     for experts in layers:
         memory = None
@@ -191,7 +191,7 @@ class SlotState:
 
     @staticmethod
     def empty(count: int, slots: int) -> "SlotState":
-        """That of `slots` empty ones, on the host."""
+        """State of `slots` empty slots for `count` experts, on the host."""
         flat = torch.full((4 + 2 * up_to(count) + slots,), -1, dtype=torch.int32)
         made = SlotState(flat, count, slots)
         made.counts.zero_()
@@ -199,7 +199,7 @@ class SlotState:
         return made
 
     def to(self, device: torch.device) -> "SlotState":
-        """A copy of it there."""
+        """A copy on `device`."""
         return SlotState(self.flat.to(device, copy=True), *self._sizes)
 
 
@@ -326,7 +326,7 @@ class LayerSlots:
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
         """Experts in slots first, then the others as they arrive, and the host waits for `ids`; of few tokens
-        all at once, and nobody waits."""
+        all at once, without waiting."""
         if self._on_device is not None and ids.numel() <= self.device_slots and by_kernels(ids, *KERNELS):
             yield self._on_device.round(ids)
             return

@@ -183,7 +183,7 @@ def room_bytes(units: Sequence[nn.Module], sizes: Sequence[int]) -> int:
 def to_host(units: Sequence[nn.Module], *, pinned: bool) -> list[torch.Tensor]:
     """Give units without memory their place in host memory; the bytes of each.
 
-    `pinned`: where that can be had; copies run beside the host then.
+    `pinned`: where that is possible; copies run beside the host then.
     """
     host = _allocate([unit_bytes(unit) for unit in units], pinned=pinned)
     for unit, room in zip(units, host, strict=True):
@@ -236,7 +236,7 @@ def to_host_memory(embedding: Linear, device: torch.device) -> None:
     """Give an embedding without memory its place, in one piece, for a GPU to read.
 
     Raises:
-        NoPageLockedMemory: it can't be had.
+        NoPageLockedMemory: the system doesn't give it.
     """
     lay_out(embedding, page_locked(unit_bytes(embedding), device))
 
@@ -245,7 +245,7 @@ def page_locked(nbytes: int, device: torch.device) -> torch.Tensor:
     """`[nbytes]` uint8, given back when no tensor uses it any more.
 
     Raises:
-        NoPageLockedMemory: it can't be had.
+        NoPageLockedMemory: the system doesn't give it.
     """
     torch.cuda.synchronize(device)  # makes torch's context there, which the driver asks for
     driver, address = ctypes.CDLL(LIBRARY), ctypes.c_void_p()

@@ -50,9 +50,9 @@ class TokenRun(NamedTuple):
 def runs(
     query_lens: Sequence[int], landings: Sequence[int] = (), unsure: Sequence[int] = ()
 ) -> Iterator[TokenRun]:
-    """Cut a batch of sequences with so many new tokens each.
+    """Cut a batch into runs of tokens: `query_lens` has the number of new tokens of each sequence.
 
-    Behind `landings` of those that have one, and before the last `unsure` ones.
+    A sequence is cut behind `landings` tokens, where that isn't 0, and before its last `unsure` ones.
     """
     row = first = 0
     for index, count in enumerate(query_lens):
@@ -94,7 +94,7 @@ def keep(states: StateCache, layer: int, state_slots: torch.Tensor) -> None:
 
 
 def join_projections(layers: nn.Module) -> None:
-    """Once formats are chosen, and before there is memory: see `GatedDeltaNet.join`."""
+    """Join the projections of all layers (`GatedDeltaNet.join`): after formats, before memory is given."""
     for module in layers.modules():
         if isinstance(module, GatedDeltaNet):
             module.join()

@@ -74,11 +74,11 @@ class Storage:
         group: columns that share a scale in few bits; None: as many as is usual.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
         streamed: the tower's blocks and mergers stay in host memory (`models/host_memory.py`), "pinned"
-            where that can be had or "plain"; None keeps them on the device.
+            where that is possible or "plain"; None keeps them on the device.
         embedding: "cpu": it stays in host memory, where a GPU reads it (`models/host_memory.py`).
         expert_slots: experts of each layer that have a place on the device, all being in host memory
-            (`models/expert_cache.py`), page-locked with `experts_pinned` where that can be had; None: all are
-            on the device.
+            (`models/expert_cache.py`), page-locked with `experts_pinned` if possible; None: all are on
+            the device.
     """
 
     layers: FormatName = "bf16"

@@ -113,7 +113,7 @@ class LoadableNetwork(nn.Module):
         super().__init__()
         self.config = config
         self.model = model
-        self._first_rows: tuple[Linear] | None = None  # of the head; in a tuple, as they are no part of it
+        self._first_rows: tuple[Linear] | None = None  # of the head; in a tuple, as they are not part of it
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size)
 

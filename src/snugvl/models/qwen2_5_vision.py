@@ -12,7 +12,7 @@ value, d = h / heads):
 
     P · (h·s + 18)     x, places, and the order of the windows
     K · 2·h·s          k and v of K patches: an image's, or a video's frame or those that fit into ROWS
-    R · (h + 2·i)·s    a chunk of R ≤ ROWS patches: normed, two intermediates
+    R · ((h + 2·i)·s + 4·d)  a chunk of R ≤ ROWS patches: normed, two intermediates, rotation
     2·d · max(rows, columns)  cosines and sines
 
 and the output, P · out · s / merge². Of the 3B in bf16: 8.7 kB a patch, and 33 MB

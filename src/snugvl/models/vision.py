@@ -12,7 +12,7 @@ value, d = h / heads):
 
     P · (h·s + 16)     x and places
     K · 2·h·s          k and v of K patches: an image's, or a video's frame or those that fit into ROWS
-    R · (h + i)·s      a chunk of R ≤ ROWS patches: normed, an intermediate
+    R · ((h + i)·s + 4·d)  a chunk of R ≤ ROWS patches: normed, an intermediate, rotation
     2·d · max(rows, columns)  cosines and sines
 
 and the output, whose levels fill up on the way: P · (1 + levels) · out · s / merge². Of the 2B in bf16:

@@ -153,7 +153,7 @@ def ram_for(nbytes: int, held_bytes: int = SYSTEM_BYTES) -> int:
 
 
 def wsl_words(needed_bytes: int) -> str:
-    """How WSL2 is given so much of the PC's memory, as a clause."""
+    """The clause that says how to give WSL2 `needed_bytes` of the PC's memory."""
     return (
         f"in %UserProfile%\\.wslconfig write [wsl2] and below it memory={needed_bytes // GIB}GB, then run "
         "wsl --shutdown in Windows"
@@ -161,7 +161,7 @@ def wsl_words(needed_bytes: int) -> str:
 
 
 def wsl_remedy(needed_bytes: int, most_bytes: int) -> str:
-    """The clause that says how WSL2 gets so much host memory, of a PC that can give it `most_bytes`."""
+    """The clause that says how to give WSL2 `needed_bytes`, of a PC that can give it `most_bytes`."""
     if needed_bytes <= most_bytes:
         return f" for WSL2: {wsl_words(needed_bytes)}"
     return f" for WSL2, of a PC that has {format_size(needed_bytes + WINDOWS_BYTES)}"
@@ -170,7 +170,7 @@ def wsl_remedy(needed_bytes: int, most_bytes: int) -> str:
 def wsl_most_bytes(machine: Machine) -> int | None:
     """Memory that WSL2 could be given of the PC around it, in bytes, Windows left its part; None elsewhere.
 
-    Of a PC whose memory nobody said WSL2 has half, as it does by default.
+    WSL2 has half of a PC whose memory wasn't given, as it does by default.
     """
     if machine.os != "wsl2" or machine.container:
         return None

@@ -82,7 +82,7 @@ def planned(
 
 def _ours(choice: Choice, machine: Machine, wishes: Wishes) -> Choice | None:
     """The mixture of a GGUF whose experts llama.cpp has in host memory, on our own engine with its experts
-    there, too; None where that is no option, where it wouldn't answer as soon, or can't be known.
+    there, too; None where that is not an option, where it wouldn't answer as soon, or can't be known.
 
     Under WSL2 they aren't page-locked, which makes it slow.
     """
@@ -196,10 +196,9 @@ def _beyond(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: Wish
     """The plan, or that of a mixture with experts in host memory, if that is of higher rank and quick enough.
 
     Of a named model its GGUF, where it doesn't run whole, or runs much slower on a processor. Of each mixture
-    the first adequate edition whose download and host memory there is room for. Where nobody said how much
-    host memory there is, nobody is led into it; beside a GPU a quarter of what may be used of it stays with
-    other programs, which under WSL2 have the PC's other memory. Of a named model any that runs at all comes
-    before none.
+    the first adequate edition whose download and host memory there is room for. Where the size of host memory
+    is unknown, none is recommended; beside a GPU a quarter of what may be used of it stays with other
+    programs, which under WSL2 have the PC's other memory. Of a named model any that runs at all comes first.
     """
     mine = plan.choice
     many = wishes.concurrency > 1 or wishes.good_for == "batch"  # each of whose tokens reads other experts
@@ -261,7 +260,7 @@ def _with_gguf(plan: Plan, named: ModelFacts | None, machine: Machine, wishes: W
 
 
 def _no_better(gguf: str, quality: int) -> bool:
-    """Whether a published GGUF is of no higher rank: nobody asks why it isn't there instead."""
+    """Whether a published GGUF is of no higher rank, so that its absence needs no reason."""
     entry = published_as(gguf)
     return entry is not None and -(entry.quality_rank or 0) <= quality
 

@@ -80,7 +80,7 @@ def excluded(option: Option, wishes: Wishes) -> list[str | None]:
     if facts.gguf is not None:
         stored_as = f"the file is {facts.gguf.file_type}; pull another quantisation"
     checks = {
-        f"{wishes.weights} weights can't be had of it: {stored_as}": unlike,
+        f"{wishes.weights} weights can't be made of it: {stored_as}": unlike,
         f"its weights are {option.stored_quality}, coarser than --quality {wishes.quality}": coarser,
         others: others is not None,
         "the checkpoint has no multi-token predictor for --speculation mtp; use ngram": wishes.speculation

@@ -1,19 +1,10 @@
 """The solver: from candidate models, a machine and wishes to a plan.
 
-Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides (`Score`):
-
-    comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
-    > images, context and KV pool up to comfort (`goals.py`) > formats whose cost isn't noticed (`costs.tier`)
-    > with several GPUs, weights as they are stored, then images and context > engine (native first)
-    > images > context > KV pool > sequences beyond comfort
-    > a vision tower that stays on the GPU > copies there of experts in host memory > the smaller download
-    > what the formats cost exactly > fewer GPUs > CUDA graphs
-    > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool > the faster
-
-So a format is never made finer at the price of comfort, and a noticeably coarser one comes only for comfort.
-A tower streams where nothing else fits; with more memory it comes back as soon as images and context are no
-smaller than they were without it (`_placed`).
-Where a named model fits nowhere, transformers may keep layers in host memory: up to comfort, as few layers as
+Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides: that of the
+fields of `Score` (`plan.py`). So a format is never made finer at the price of comfort, and a noticeably
+coarser one comes only for comfort. A tower streams where nothing else fits; with more memory it comes back as
+soon as images and context are no smaller than they were without it (`_placed`). Where a named model fits
+nowhere, transformers may keep layers in host memory: up to comfort, as few layers as
 possible. A plan without a model never does: it recommends what runs well.
 
 As the order is fixed and what fits in less memory fits in more, a plan never gets worse with more memory.

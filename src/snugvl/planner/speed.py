@@ -16,7 +16,7 @@ computed:
     slowest  = (layers · `Pace.layer_s` + arithmetic) · `MORE` + reading
 
 llama.cpp's rules have a formula of their own. The time to the first token is a bound that no engine reaches,
-as nobody has published one of a picture on a card that people own:
+as none is published for a picture on a consumer card:
 
     time to first     ≥ operations / peak, and ≥ weights / bandwidth, for the vision tower and for prefill
 
@@ -35,7 +35,7 @@ row on two cores: bf16 9.8 to 10.7 ms, float32 6.4 to 14.6), so every weight cou
 a GGUF of 1.5B 0.4). More cores were not measured: the range ends with all that two channels of DDR5 give.
 
 Experts of a mixture in host memory are read there by a processor, at three quarters of what two channels of
-its memory give, and at 10 GB/s a core at most. Where nobody said its kind it is taken from the card's age,
+its memory give, and at 10 GB/s a core at most. Where its kind wasn't given it is taken from the card's age,
 and the speed is given with the slowest and the quickest kind as well.
 
 Of experts in host memory with copies on the GPU those without a copy cross, once a token, and once for every
@@ -80,7 +80,7 @@ PLAIN_CORE_RATE, QUANTIZED_CORE_RATE = 2.5e9, 1.25e9  # bytes per second a core,
 CORES_WITHIN = 2.0  # of those rates, below
 LANES = 128  # instructions of one thread that a multiprocessor begins in a clock cycle
 MOST_SHARE = 0.95  # of a card's bandwidth that anything reads
-MORE = 1.5  # times as much, where nobody has measured
+MORE = 1.5  # times as much, where nothing was measured
 BLOCK_INSTRUCTIONS = 9.1  # of a weight in a GGUF's blocks, as `Format.instructions`
 # Host memory beside cards of this compute capability and newer ones, as it was sold with them.
 ASSUMED_DDR = (((10, 0), "DDR5-5600"), ((8, 0), "DDR4-3200"), ((7, 5), "DDR4-2666"), ((0, 0), "DDR4-2133"))
@@ -315,7 +315,7 @@ def step_reads(model: Inventory, settings: Settings, crossing: int = 0) -> Itera
 
 
 def instructions(weights: str) -> float:
-    """Instructions of a thread that a weight of a precision costs; 0 where it needs no unpacking."""
+    """Instructions that a GPU thread executes to unpack one weight of a precision; 0 where it needs none."""
     return FORMATS[weights].instructions if weights in FORMATS else 0.0
 
 
@@ -375,7 +375,7 @@ def _least_first_token_s(
 def host_rates(settings: Settings, budget: Budget) -> tuple[str, tuple[float, ...]]:
     """Bytes per second that a processor reads of host memory: what is likely.
 
-    Where experts are there and nobody said its kind: the kind that is assumed, and the slowest and the
+    Where experts are there and its kind wasn't given: the assumed kind, and the slowest and the
     quickest rate behind the likely one.
     """
     if budget.ram_bandwidth is None and not settings.host_experts:

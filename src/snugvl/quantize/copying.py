@@ -91,7 +91,7 @@ class CopyJob:
         if held > self._place.usable_bytes:
             raise DoesNotFit(
                 f"{options.model} in {weights} needs {format_size(held)}, and "
-                f"{format_size(self._place.usable_bytes)} can be had; free some, or use --device cpu"
+                f"{format_size(self._place.usable_bytes)} is available; free some, or use --device cpu"
             )
         columns = self._storage.columns
         held_bits = FORMATS[weights].held_bits(columns)

@@ -35,7 +35,7 @@ FLOAT: Final = (
     "conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"
 )  # fmt: skip
 NO_MERGES: Final = ["Ā ā"]  # llama.cpp insists on one: of bytes 0 and 1, which follow one another in no text
-NORMAL, CONTROL, DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens; the second and last are no text
+NORMAL, CONTROL, DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens; the second and last are not text
 ROWS: Final = 1 << 22  # values that are converted together
 
 

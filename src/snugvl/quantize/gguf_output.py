@@ -44,8 +44,7 @@ MIXED: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # what fi
 
 
 def block_grids(columns: int, bits: float) -> list[Grid]:
-    """Grids that a matrix of so many columns may have for a wished mean of `bits`; the first one is measured
-    first."""
+    """Grids for a matrix of `columns` columns and a wished mean of `bits`, in the order of measuring."""
     narrow = columns % SUPER != 0
     kinds = [kind for kind in BLOCKS if (LAYOUTS[kind].block < SUPER) == narrow or kind == "Q8_0"]
     grids = [Grid(LAYOUTS[kind].low + LAYOUTS[kind].high, LAYOUTS[kind].group, kind) for kind in kinds]
@@ -199,7 +198,7 @@ class GgufWriter:
             self._file.put(naming.name(called), [weight.numpy()])
 
     def finish(self, told: Callable[[int], None]) -> None:
-        """Convert all other tensors, `told` of the bytes that they take."""
+        """Convert all other tensors; `told` is called with the bytes of each."""
         written = self._rounds.replaced | {*self._rounds.norms.values()}
         for tensor, kind, source in self._output.plain():
             if source in written:

@@ -187,13 +187,13 @@ class WidthOptions:
     def check(self, bits: float) -> None:
         """
         Raises:
-            InputError: so few bits can't be had, or so many do nothing.
+            InputError: `bits` is out of reach.
         """
         least, most = self.mean(self.least), self.mean(self.most)
         if not least <= bits <= most:
             raise InputError(
-                f"{bits:g} bits a weight can't be had: with scales these matrices take {least:.2f} (all in "
-                f"{min(grid.bits for grid in self.least.values())} bits) to {most:.2f} (all in 8)"
+                f"{bits:g} bits a weight can't be reached: with scales these matrices take {least:.2f} (all "
+                f"in {min(grid.bits for grid in self.least.values())} bits) to {most:.2f} (all in 8)"
             )
 
     def within(self, bits: float, costs: Mapping[Place, Mapping[Grid, float]]) -> dict[Place, Grid]:
@@ -311,7 +311,7 @@ class OwnOutput:
         return own_grids(columns, self.group)
 
     def order(self, parts: Parts) -> None:
-        """Columns are stored as they are."""
+        """Do nothing: columns keep their order."""
 
     def rest(self, replaced: set[str]) -> int:
         """Bytes of the tensors that are copied."""
@@ -344,7 +344,7 @@ class QuantizeJob:
 
         Raises:
             CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
-            InputError: OUT is there, the pictures or texts can't be used, so few bits can't be had.
+            InputError: OUT is there, the pictures or texts can't be used, the bits are out of reach.
             DoesNotFit: memory or disk is too little, with the numbers.
         """
         self.out, self.bits = out, bits
@@ -461,7 +461,7 @@ class QuantizeJob:
         if any(len(plan.batches) > 1 for plan in plans):
             raise DoesNotFit(
                 f"{self.material.tokens:,} tokens of pictures and texts have no room at once; "
-                f"{format_size(self._place.usable_bytes)} can be had; give fewer, or smaller pictures "
+                f"{format_size(self._place.usable_bytes)} is available; give fewer, or smaller pictures "
                 "(--max-pixels)"
             )
         weights = sum(matrix.weights for matrix in self.matrices.values())

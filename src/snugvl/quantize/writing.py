@@ -84,7 +84,7 @@ def check_room(out: Path, source: Path, weights: int) -> int:
 
     Raises:
         InputError: nothing can be written there.
-        DoesNotFit: so much isn't free there.
+        DoesNotFit: too little is free there.
     """
     others = sum(path.stat().st_size for path in other_files(source))
     disk, free = weights + others + HEADERS_BYTES, free_bytes(out)
@@ -106,7 +106,7 @@ def free_bytes(out: Path) -> int:
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{out} can't be written: {place} is no folder that may be written to")
+        raise InputError(f"{out} can't be written: {place} is not a folder that may be written to")
     return shutil.disk_usage(place).free
 
 
@@ -200,7 +200,7 @@ class OwnWriter:
             self._shards.add(tensors)
 
     def finish(self, told: Callable[[int], None]) -> None:
-        """Copy all other tensors, `told` of their bytes, and write the other files."""
+        """Copy all other tensors, calling `told` with the bytes of each piece, and write the other files."""
         replaced = self._rounds.replaced | {*self._rounds.norms.values()}
         self._shards.copy(self._entries, replaced, self._blocks, told)
         self._shards.finish()

@@ -349,7 +349,7 @@ class CountTokensRequest(MessagesPrompt):
 
 
 class Metadata(RequestPart):
-    """Accepted without effect: nobody's requests are counted or stored here."""
+    """Accepted without effect: requests are neither counted nor stored by user."""
 
     user_id: str | None = None
 
@@ -433,7 +433,7 @@ async def conversation_of(media: RequestMedia, body: MessagesPrompt) -> tuple[Me
     """The conversation with its system prompt first; neighbours of one role become one turn.
 
     Raises:
-        RequestError, ImageError: a picture can't be had, or the turns make no conversation.
+        RequestError, ImageError: a picture can't be loaded, or the turns make no conversation.
     """
     if body.messages[-1].role == "assistant":
         raise RequestError(
@@ -484,7 +484,7 @@ def _join_texts(system: str | list[TextBlock] | None) -> str:
 
 
 async def _check_results(conversation: list[Message]) -> None:
-    """Raises RequestError where a tool answers a call that nobody made."""
+    """Raises RequestError where a tool answers a call that is not in the conversation."""
     call_ids: set[str | None] = set()
     async for message in in_turns(conversation):
         call_ids |= {call.id for call in message.tool_calls}

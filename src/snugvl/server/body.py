@@ -108,7 +108,7 @@ def validated(
     """The body as an object of a schema; `notes` gets warnings of ignored fields.
 
     Raises:
-        RequestValidationError: it is none; the place of each error begins with "body".
+        RequestValidationError: it doesn't follow the schema; the place of each error begins with "body".
     """
     try:
         return kind.model_validate(value, strict=strict, context=notes)

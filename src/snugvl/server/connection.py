@@ -42,14 +42,14 @@ class _Parser:
         return getattr(self._inner, name)
 
     def should_upgrade(self) -> bool:
-        """Whether the present head is parsed a second time. CONNECT is no offer: it is refused by its URL."""
+        """Whether the present head is parsed a second time. CONNECT never is: its URL is refused."""
         return bool(self._inner.should_upgrade()) and self._inner.get_method() != b"CONNECT"
 
     def feed_data(self, data: bytes) -> None:
         """Parse more of the connection.
 
         Raises:
-            HttpParserError: it is no HTTP.
+            HttpParserError: it is not HTTP.
         """
         while data:
             try:

@@ -351,7 +351,7 @@ def _tag_name(details: Mapping[str, Any]) -> str:
 
 
 def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
-    """The message about an object whose `type` (or what else tells its kinds apart) is none that we know."""
+    """The message about an object whose `type` (or another discriminator) is unknown."""
     named = _tag_name(details)
     tag, known = str(details["tag"])[:SHOWN], str(details["expected_tags"])
     types = [each for each in known.split(", ") if each[1:2] != "("]  # others are tags of ours

@@ -61,7 +61,7 @@ MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one
 
 
 def at_most(count: int) -> BeforeValidator:
-    """A validator that refuses an object of more than so many entries before it looks at any."""
+    """A validator that refuses an object of more than `count` entries before it looks at any."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > count:
@@ -129,7 +129,7 @@ class Strict(BaseModel):
         unsupported: fields of the protocol that it doesn't declare and that are not just ignored.
         known: names of these, and of its fields as a request writes them.
         optional: names of its fields that a request may leave out; null is as good as that.
-        warns: whether names that nobody here knows are a warning; `place`: what stands before them in it.
+        warns: whether unknown names are a warning; `place`: what stands before them in it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -189,7 +189,7 @@ class Strict(BaseModel):
 
 
 class Exact(Strict):
-    """A JSON object whose fields have exactly their types: "1" and true are no numbers."""
+    """A JSON object whose fields have exactly their types: "1" and true are not numbers."""
 
     model_config = ConfigDict(strict=True)
 

@@ -146,7 +146,7 @@ def either(
     """A format together with tools: the answer is a call, or has that form, by one grammar.
 
     Raises:
-        RequestError: a form that is no JSON.
+        RequestError: a form that is not JSON.
     """
     if grammar is None or tools is None:
         return grammar, tools
@@ -159,7 +159,7 @@ def either(
 
 
 def call_arguments(text: str, field: str, notes: RequestNotes) -> str:
-    """Arguments of a call as JSON text; what is no JSON object, such as arguments that were cut, is `{}`.
+    """Arguments of a call as JSON text; what is not a JSON object, such as arguments that were cut, is `{}`.
 
     Refused, they would end the conversation: every later turn brings them again.
 
@@ -173,5 +173,5 @@ def call_arguments(text: str, field: str, notes: RequestNotes) -> str:
         raise RequestError(f"{field} holds more than {MAX_ARGUMENTS:,} values", field=field)
     if json_object(text) is not None:
         return text
-    notes.warn(f"read {field} as an empty object: it is no JSON object")
+    notes.warn(f"read {field} as an empty object: it is not a JSON object")
     return "{}"

@@ -57,7 +57,6 @@ class AnswerUsage(Usage):
     rejected_tokens: int = 0
 
     def __add__(self, other: Usage) -> "AnswerUsage":
-        """Tokens of both together."""
         names = [each.name for each in fields(self)]
         return AnswerUsage(*(getattr(self, name) + getattr(other, name, 0) for name in names))
 

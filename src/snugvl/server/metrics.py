@@ -18,7 +18,7 @@ from snugvl.core.service import EngineService, Load
 
 WARNINGS = 16  # of one answer
 WARNING = 240  # characters of each
-_NOT_IN_HEADERS = re.compile(r"[^ -:<-~]")  # what ends a line, is no ASCII, or parts two warnings
+_NOT_IN_HEADERS = re.compile(r"[^ -:<-~]")  # what ends a line, is not ASCII, or parts two warnings
 FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REQUEST_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

@@ -254,7 +254,7 @@ async def _until_client_leaves(
         nonlocal answered, begun
         begun = True
         if message["type"] == "http.response.start" and not body.complete:
-            # Refused in the middle of its body: what still comes of it is no new request.
+            # Refused in the middle of its body: what still comes of it is not a new request.
             message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         await send(message)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
@@ -275,7 +275,7 @@ async def _until_client_leaves(
             handler.cancel()
             await asyncio.wait({handler})
             if not handler.cancelled() and handler.exception() is not None and not answered:
-                return  # whatever went wrong while it was stopped, nobody is left to tell
+                return  # whatever went wrong while it was stopped: the client has left
         if not handler.cancelled():
             await handler
     finally:

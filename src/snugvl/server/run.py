@@ -151,7 +151,7 @@ async def _run(
         failure = watcher.exception()
         server.should_exit = True
     await serving
-    if failure is not None and not server.stopping:  # told to stop, it is no failure that it did
+    if failure is not None and not server.stopping:  # told to stop, it that it did is not a failure
         raise failure
     return INTERRUPTED if server.stopped_hard else DONE
 

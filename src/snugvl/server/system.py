@@ -234,7 +234,7 @@ async def models(request: Request) -> ModelList:
 
 @model_routes.get("/v1/models/{model:path}")
 async def model(request: Request, model: str) -> ModelCard:
-    """One of them."""
+    """Card of one model."""
     context = context_of(request)
     return _card(context, context.check_model(model))
 

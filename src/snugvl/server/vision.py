@@ -205,7 +205,7 @@ class Received(Generic[OptionsT]):
         """The pictures and videos, loaded together.
 
         Raises:
-            RequestError, ImageError: one of them can't be had.
+            RequestError, ImageError: one of them can't be loaded.
         """
         frames = getattr(self.options, "video", False)
         return await self._load(
@@ -216,7 +216,7 @@ class Received(Generic[OptionsT]):
         """The picture or video of a task that looks at one.
 
         Raises:
-            RequestError, ImageError: there are several, or it can't be had.
+            RequestError, ImageError: there are several, or it can't be loaded.
         """
         self._only()
         return (await self.several())[0]
@@ -225,7 +225,7 @@ class Received(Generic[OptionsT]):
         """The picture of a task that looks at one, and at no video.
 
         Raises:
-            RequestError, ImageError: there are several, or it can't be had.
+            RequestError, ImageError: there are several, or it can't be loaded.
         """
         found = (await self._load([self._only()], "picture"))[0]
         assert isinstance(found, Picture)

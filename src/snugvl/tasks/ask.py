@@ -47,10 +47,10 @@ def about(
 
     Raises:
         RequestError: the sampling asks for several choices; a task has one result. `WrongType`: `max_pixels`
-            is no number.
+            is not a number.
     """
     if not isinstance(max_pixels, int | None):
-        raise WrongType(f"max_pixels is a number of pixels, not {max_pixels!r}", field="max_pixels")
+        raise WrongType(f"max_pixels must be a number of pixels, not {max_pixels!r}", field="max_pixels")
     sampling = sampling or SamplingParams()
     if sampling.n != 1:
         raise RequestError(f"a task gives one result: n must be 1, not {sampling.n}", field="n")
@@ -152,7 +152,9 @@ def caption_request(
         RequestError: an unknown `detail`.
     """
     if detail not in prompts.CAPTION:
-        raise RequestError(f"detail is one of {', '.join(prompts.CAPTION)}, not {detail!r}", field="detail")
+        raise RequestError(
+            f"detail must be one of {', '.join(prompts.CAPTION)}, not {detail!r}", field="detail"
+        )
     prompt = convention_of(capabilities).captions[detail]
     return about(
         [image],

@@ -70,7 +70,7 @@ def check_names(names: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         names = [name for name in names.split(",") if name.strip()] or (names,)
     if not isinstance(names, Iterable):
-        raise WrongType(f"objects are names, not {names!r} ({type(names).__name__})", field="objects")
+        raise WrongType(f"objects must be names, not {names!r} ({type(names).__name__})", field="objects")
     names = tuple(names)  # it may be an iterator
     for name in names:
         if not isinstance(name, str) or not name.strip():

@@ -190,7 +190,7 @@ class Detections(Result):
 
         Raises:
             ImageError: the image can't be read, or is of another size than the one that was asked about.
-            InputError: no picture can be saved under that name; `WrongType` where it is no name and no file.
+            InputError: no picture can be saved under that name; `WrongType`: neither a name nor a file.
 
         Example:
             model.detect("photo.jpg", "cup").draw("photo.jpg", "cups.png").show()

@@ -334,7 +334,7 @@ class Tasks(Surface[Caption, Answer, Scene, Detections, Reply, Deltas, Conversat
 
 
 def check_question(images: object, question: object) -> None:
-    """Refuse a question that is no text, and a question in the place of the picture.
+    """Refuse a question that is not text, and a question in the place of the picture.
 
     Raises:
         WrongType: says in which order they come.

@@ -311,7 +311,7 @@ def test_what_was_asked_for_is_kept_or_refused_with_what_fits() -> None:
     with pytest.raises(RequestError, match=r"ends at 262,144 tokens, 300,000 are asked for") as long:
         made(facts, gpu(60 * GIB), context=300_000)
     assert long.value.field == "context"
-    with pytest.raises(RequestError, match=r"fp8 weights can't be had of it.*stored in bf16") as format_:
+    with pytest.raises(RequestError, match=r"fp8 weights can't be made of it.*stored in bf16") as format_:
         made(facts, gpu(60 * GIB), weights="fp8")
     assert format_.value.field == "weights"
     assert made(FP8, gpu(60 * GIB), weights="bf16").settings.weights == "bf16"

@@ -182,15 +182,15 @@ def test_a_check_takes_no_longer_than_it_may(job: CompileJob, monkeypatch: pytes
 @pytest.mark.skipif(not os.environ.get("TRITON_INTERPRET"), reason="kernels are interpreted")
 def test_faults_of_every_kind_in_a_process(job: CompileJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken as `unseen_card/` breaks them, where a GPU is, too."""
-    faults = "nan:lone_int4 slightly:gemv compile:rms_norm crash:attend_splits"
+    faults = "nan:lone_codes slightly:lone_byte compile:rms_norm crash:attend_splits"
     monkeypatch.setenv("SNUGVL_FAULTS", faults)
     monkeypatch.setenv("SNUGVL_AS_ON_A_GPU", "1")
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).with_name('unseen_card')}:{ROOT}")
     found = run(job, "a job", HERE, 0, "cpu")
     assert found.whole
     assert {each.kernel: each.verdict for each in found.withdrawn} == {
-        "lone_int4": "not finite",
-        "gemv": "not equal to plain torch",
+        "lone_codes": "not finite",
+        "lone_byte": "not equal to plain torch",
         "rms_norm": "doesn't compile",
         "attend_splits": "ends its process",
     }

@@ -17,6 +17,7 @@ from snugvl.backends.child.life import environment
 from snugvl.backends.child.requests import ServedModel, target_size
 from snugvl.backends.child.settings import Facts, changed_flags, changed_variables, flag_value
 from snugvl.backends.child.watch import GPU_BYTES, Activity, Stalled
+from snugvl.backends.llamacpp.facts import LlamacppApi
 from snugvl.backends.spawned import Log
 from snugvl.backends.vllm.measure import FORM, read_counters, read_measurements
 from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, body_of
@@ -91,6 +92,21 @@ def test_memory_that_grows_on_a_gpu_is_progress_and_what_comes_and_goes_is_none(
     assert activity.idle_s == 2
     with pytest.raises(Stalled, match="for 3 s"):
         activity.look("", 1.0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [VllmApi, LlamacppApi])
+async def test_a_server_that_counts_no_tokens_is_another_program(
+    kind: type[VllmApi | LlamacppApi], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(*_: object) -> dict[str, object]:
+        return {"tokens": "5"}
+
+    api = kind("http://127.0.0.1:9")
+    monkeypatch.setattr(api, "call", answer)
+    why = f"what answers at http://127.0.0.1:9 is not a {api.name} server: POST /tokenize"
+    with pytest.raises(EngineError, match=why):
+        await api.text_tokens("hello")
 
 
 def test_every_sampling_parameter_is_written_out() -> None:

@@ -89,8 +89,8 @@ async def test_the_command_has_what_we_decide(service: VllmEngine) -> None:
         ("wrong", RequestError, "temperature is wrong"),
         ("late", RequestError, "Grammar error"),
         ("broken", EngineError, "status 500: it is broken"),
-        ("garbage", EngineError, "no JSON object"),
-        ("deep", EngineError, "no JSON object"),
+        ("garbage", EngineError, "not a JSON object"),
+        ("deep", EngineError, "not a JSON object"),
     ],
 )
 async def test_refusals_are_ours(

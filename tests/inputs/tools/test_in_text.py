@@ -106,6 +106,6 @@ def test_whoever_writes_the_marks_would_speak_as_the_tool() -> None:
 
 def test_arguments_that_are_none_are_blamed() -> None:
     message = Message("assistant", (), (CALLS[1], ToolCall("1", "f", "[1]")))
-    with pytest.raises(RequestError, match="'f' are no JSON object") as raised:
+    with pytest.raises(RequestError, match="'f' are not a JSON object") as raised:
         ChatTemplate(PLAIN).render([user("x"), message])
     assert raised.value.field == "messages[1].tool_calls[1].arguments"

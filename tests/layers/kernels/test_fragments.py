@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from snugvl.layers.kernels.products import lone_bf16, lone_int4
-from tests.layers.kernels.test_unpack import execute, halves
+from snugvl.layers.kernels.products import lone_bf16, lone_byte, lone_codes
+from tests.layers.kernels.test_unpack import execute
+from tests.layers.kernels.test_unpack import halves as bf16_halves
 
 Floats = NDArray[np.float64]
 LANES = 32
@@ -22,8 +24,14 @@ def packed(low: float, high: float) -> int:
     return halves[0] >> 16 | halves[1]
 
 
-def multiplied(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]], c: Floats) -> Floats:
+def half_floats(registers: list[int]) -> list[float]:
+    """Two float16 of each register."""
+    return [float(each) for each in np.array(registers, np.uint32).view(np.float16)]
+
+
+def multiplied(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]], c: Floats, kind: str) -> Floats:
     """`mma.m16n8k16`: registers of every lane; PTX ISA, "Matrix fragments for mma.m16n8k16"."""
+    halves = {"bf16": bf16_halves, "f16": half_floats}[kind]
     left, right, out = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
     for lane in range(LANES):
         row, column = lane // 4, 2 * (lane % 4)
@@ -62,7 +70,7 @@ def run(assembly: str, inputs: list[list[int]], sums: Floats | None = None) -> F
                 before = sums
             a = [[lane[name] for name in sets[1]] for lane in lanes]
             b = [[lane[name] for name in sets[2]] for lane in lanes]
-            results = multiplied(a, b, before)
+            results = multiplied(a, b, before, line.split(".")[-3])
             continue
         operation, rest = line.rstrip(";").split(" ", 1)
         target, *arguments = rest.split(", ")
@@ -72,28 +80,39 @@ def run(assembly: str, inputs: list[list[int]], sums: Floats | None = None) -> F
     return results
 
 
+@pytest.mark.parametrize("bits", [4, 5, 6])
 @pytest.mark.parametrize("words", [2, 4])
-def test_two_rows_times_eight_units(words: int) -> None:
+def test_two_rows_times_eight_units(words: int, bits: int) -> None:
     random = np.random.default_rng(words)
     unit = 32 * words
-    codes = random.integers(0, 16, (2, 8, unit))
+    codes = random.integers(0, 2**bits, (2, 8, unit))
     x = random.integers(-8, 9, (8, unit)).astype(float)
     inputs, ones = [], []
-    for lane in range(LANES):
-        a, b = lane // 4, lane % 4
-        mine = slice(8 * words * b, 8 * words * (b + 1))
-        stored = [
-            sum(int(code) << 4 * place for place, code in enumerate(word))
+
+    def plane(a: int, mine: slice, first: int, wide: int) -> list[int]:
+        """`wide` bits of each code from `first` on, eight neighbours an element."""
+        return [
+            sum((int(code) >> first & 2**wide - 1) << wide * place for place, code in enumerate(word))
             for row in codes
             for word in row[a, mine].reshape(-1, 8)
         ]
+
+    for lane in range(LANES):
+        a, b = lane // 4, lane % 4
+        mine = slice(8 * words * b, 8 * words * (b + 1))
+        stored = plane(a, mine, 0, 4)
+        if bits > 4:  # elements of 16 bits have a sign
+            stored += [part | (0xFFFF0000 if part >> 15 else 0) for part in plane(a, mine, 4, bits - 4)]
         share = x[a, mine].reshape(-1, 8)
         pairs = [packed(word[place], word[place + 4]) for word in share for place in range(4)]
         inputs.append(stored + pairs)
         ones.append(pairs)
-    product = {2: lone_int4._PRODUCT_2, 4: lone_int4._PRODUCT_4}[words]
-    total = {2: lone_int4._SUM_2, 4: lone_int4._SUM_4}[words]
-    found, sums = run(product.value, inputs), run(total.value, ones)
+    products = {
+        (2, 4): lone_codes._PRODUCT_2, (4, 4): lone_codes._PRODUCT_4, (2, 5): lone_codes._INT5_2,
+        (4, 5): lone_codes._INT5_4, (2, 6): lone_codes._INT6_2, (4, 6): lone_codes._INT6_4,
+    }  # fmt: skip
+    total = {2: lone_codes._SUM_2, 4: lone_codes._SUM_4}[words]
+    found, sums = run(products[words, bits].value, inputs), run(total.value, ones)
     for lane in range(LANES):
         a, b = lane // 4, lane % 4
         if b != a // 2:
@@ -101,6 +120,42 @@ def test_two_rows_times_eight_units(words: int) -> None:
         own = [found[lane, a % 2], found[lane, 2 + a % 2]]
         assert own == [float((codes[row, a] + 128) @ x[a]) for row in range(2)]
         assert sums[lane, a % 2] == x[a].sum()
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_two_rows_of_bytes_times_eight_units(kind: str) -> None:
+    """Every value that a byte can be, at every place of a word."""
+    random = np.random.default_rng(1)
+    rows = np.stack([random.permutation(512) % 256 for _ in range(2)]).reshape(2, 8, 64).astype(np.uint8)
+    x = random.integers(-8, 9, (8, 64)).astype(np.float32)
+    if kind == "fp8":
+        rows[rows & 127 == 127] = 1  # NaN
+        values = torch.from_numpy(rows).view(torch.float8_e4m3fn).double().numpy() * 2.0**-120
+        product, both = lone_byte._FP8_PRODUCT, packed
+    else:
+        values = rows.view(np.int8).astype(float) + 1152
+        product, both = lone_byte._INT8_PRODUCT, half_packed
+    inputs, ones = [], []
+    for lane in range(LANES):
+        mine = slice(16 * (lane % 4), 16 * (lane % 4) + 16)
+        words = rows[:, lane // 4, mine].reshape(-1).view(np.uint32).tolist()
+        share = x[lane // 4, mine].reshape(4, 4)
+        pairs = [both(word[place], word[place + 2]) for word in share for place in range(2)]
+        inputs.append(words + pairs)
+        ones.append(pairs)
+    found = run(product.value, inputs)
+    sums = run(lone_byte._INT8_SUM.value, ones) if kind == "int8" else None
+    for lane in range(LANES):
+        a, b = lane // 4, lane % 4
+        if b == a // 2:
+            own = [found[lane, a % 2], found[lane, 2 + a % 2]]
+            assert own == [float(row[a] @ x[a].astype(float)) for row in values]
+            assert sums is None or sums[lane, a % 2] == x[a].sum()
+
+
+def half_packed(low: float, high: float) -> int:
+    """Two numbers that float16 has."""
+    return int(np.array([low, high], np.float16).view(np.uint32)[0])
 
 
 def test_two_rows_of_bf16_on_top_of_other_sums() -> None:

@@ -18,47 +18,59 @@ from tests.draws import draws
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 
 
-def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...] = (8, 2, 2)) -> None:
-    """Of three numbers for FP8 and int8, of four for int4 and bf16."""
-    patch.setattr(kernels, "LONE", frozenset({"bf16", "fp8", "int8", "int4"}))
+def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, int, int, bool] = (8, 2, 0, False)) -> None:
+    """One row of every format goes to the kernels by fragments, in this tile."""
+    patch.setattr(kernels, "LONE", frozenset({"bf16", "fp8", "int8", "int6", "int5", "int4"}))
     patch.setattr(kernels, "LONE_OUTPUTS", tile[0])
-    patch.setattr(kernels, "HEAD_OUTPUTS", 0)  # whatever the width is
-    patch.setattr(kernels, "lone_tile", lambda *_, **__: tile[:3])
-    for name in ("int4_tile", "bf16_tile"):
-        patch.setattr(kernels, name, lambda *_, **__: Fragments(*tile) if len(tile) == 4 else Fragments(8, 2))
+    for name in ("codes_tile", "bf16_tile", "byte_tile"):
+        patch.setattr(kernels, name, lambda *_, **__: Fragments(*tile))
 
 
-@draws(5)
+@draws(8)
 @given(
     kind=st.sampled_from(["fp8", "int8"]),
-    rows=st.integers(16, 40),
-    groups=st.integers(1, 10),
-    tile=st.sampled_from([(16, 2, 2), (8, 1, 1), (4, 2, 4), (8, 4, 4)]),
+    rows=st.integers(16, 300),  # of FP8 across blocks of 128
+    groups=st.integers(1, 10),  # one, two and three slices of a warp
+    tile=st.sampled_from([(4, 1, 0), (8, 2, 0), (16, 4, 0), (2, 1, 0), (4, 2, 1), (8, 1, 1), (16, 2, 1)]),
+    soon=st.booleans(),
 )
-def test_a_lone_product_is_torchs(kind: FormatName, rows: int, groups: int, tile: tuple[int, ...]) -> None:
+def test_a_byte_by_fragments_is_torchs(
+    kind: FormatName, rows: int, groups: int, tile: tuple[int, int, int], soon: bool
+) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     weights = stored(kind, rows, 128 * groups, device)
     x = torch.randn(1, 128 * groups).to(device, for_skinny(device))
     bias = torch.randn(rows, device=device)
     with pytest.MonkeyPatch.context() as patch:
-        lone_tiles(patch, tile)
+        lone_tiles(patch, (*tile, soon))
         y = product(x, weights, bias=bias, dtype=torch.float32)
     close(y, linear(x.float(), weights.wide(torch.float32), bias))
 
 
-@draws(8)
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 3e4, 1e30])
+def test_int8_takes_an_input_of_any_size(size: float, device: torch.device) -> None:
+    """Its kernel multiplies float16, which has fewer exponents than bf16."""
+    weights = stored("int8", 64, 512, device)
+    x = (torch.randn(1, 512) * size).to(device, for_skinny(device))
+    x[0, 64:128] = 0  # a unit without a largest number
+    y = product(x, weights, dtype=torch.float32)
+    close(y / size, linear(x.float() / size, weights.wide(torch.float32)))
+
+
+@draws(12)
 @given(
+    kind=st.sampled_from(["int4", "int5", "int6"]),
     rows=st.integers(16, 40),
     groups=st.integers(1, 18),  # one, two and three slices of a warp
     group=st.sampled_from([64, 128]),
     tile=st.sampled_from([(4, 1, 0), (8, 2, 0), (16, 4, 0), (4, 2, 1), (8, 1, 1), (16, 2, 1)]),
     soon=st.booleans(),
 )
-def test_int4_by_fragments_is_torchs(
-    rows: int, groups: int, group: int, tile: tuple[int, int, int], soon: bool
+def test_codes_by_fragments_are_torchs(
+    kind: FormatName, rows: int, groups: int, group: int, tile: tuple[int, int, int], soon: bool
 ) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    weights = stored("int4", rows, group * groups, device, group=group)
+    weights = stored(kind, rows, group * groups, device, group=group)
     x = torch.randn(1, group * groups).to(device, for_skinny(device))
     bias = torch.randn(rows, device=device)
     with pytest.MonkeyPatch.context() as patch:
@@ -89,17 +101,20 @@ def test_bf16_by_fragments_is_torchs(rows: int, columns: int, tile: tuple[int, i
 @pytest.mark.parametrize(
     ("kind", "tile"),
     [
-        ("fp8", (8, 2, 2)),
+        ("fp8", (8, 2, 0, False)),
+        ("int8", (4, 1, 1, True)),
         ("int4", (8, 2, 0, False)),
         ("int4", (4, 1, 1, True)),
         ("int4", (16, 4, 1, False)),
+        ("int5", (8, 2, 0, False)),
+        ("int6", (4, 1, 1, True)),
         ("bf16", (8, 2, 0, True)),
         ("bf16", (2, 1, 1, False)),
     ],
 )
-@pytest.mark.sample("fp8-tile0", "int4-tile2", "bf16-tile4")
+@pytest.mark.sample("fp8-tile0", "int4-tile3", "int6-tile6", "bf16-tile7")
 def test_lone_norm_bias_swiglu_and_residual(
-    kind: FormatName, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: FormatName, tile: tuple[int, int, int, bool], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lone_tiles(monkeypatch, tile)
     monkeypatch.setattr(kernels, "_vector", None)
@@ -112,11 +127,17 @@ def test_lone_norm_bias_swiglu_and_residual(
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "tile"), [("fp8", (8, 2, 2)), ("int4", (8, 2, 0, False)), ("int4", (4, 2, 1, True))]
+    ("kind", "tile"),
+    [
+        ("fp8", (8, 2, 0, False)),
+        ("int4", (8, 2, 0, False)),
+        ("int4", (4, 2, 1, True)),
+        ("int6", (4, 1, 0, True)),
+    ],
 )
 def test_few_wide_rows_go_along_with_a_lone_product(
     kind: FormatName,
-    tile: tuple[int, ...],
+    tile: tuple[int, int, int, bool],
     normed: bool,
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,15 +154,6 @@ def test_few_wide_rows_go_along_with_a_lone_product(
     close(found[1], product(x, Weights("bf16", *tail.shape, tail, None, None, 128), **beside))
 
 
-@pytest.mark.parametrize("kind", ["int5", "int6"])
-def test_wide_rows_never_go_along_with_two_planes(kind: FormatName, device: torch.device) -> None:
-    """Their codes have upper bits, of which the kernel of a lone row knows nothing."""
-    weights, dtype = stored(kind, 256, 2048, device), for_skinny(device)
-    assert tiles.fill_slices(weights), "a width that the kernel is fast with"
-    one, tail = torch.randn(1, 2048).to(device, dtype), torch.randn(8, 2048).to(device, dtype)
-    assert product_with_tail(one, weights, tail) is None
-
-
 def test_wide_rows_go_along_with_nothing_else(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     lone_tiles(monkeypatch)
     dtype = for_skinny(device)
@@ -151,9 +163,6 @@ def test_wide_rows_go_along_with_nothing_else(device: torch.device, monkeypatch:
     one = torch.randn(1, 640).to(device, dtype)
     assert product_with_tail(one, weights, tail[:5]) is None
     assert product_with_tail(one, weights, tail.double()) is None
-    two_planes = stored("int5", 64, 2048, device)
-    wide = torch.randn(1, 2048).to(device, dtype), torch.randn(8, 2048).to(device, dtype)
-    assert product_with_tail(wide[0], two_planes, wide[1]) is None, "their kernel takes nobody along"
 
 
 @pytest.mark.parametrize(
@@ -165,8 +174,8 @@ def test_wide_rows_go_along_with_nothing_else(device: torch.device, monkeypatch:
         ("bf16", 64, 2048, 1, True),
         ("bf16", 64, 2048, 2, False),
         ("fp8", 64, 2048, 1, True),
-        ("fp8", 64, 2560, 1, False),  # five slices for warps that take four at once
-        ("int8", 64, 9728, 1, True),  # nineteen
+        ("fp8", 64, 2560, 1, True),
+        ("int8", 64, 9728, 1, True),
     ],
 )
 def test_which_products_are_lone(
@@ -176,7 +185,7 @@ def test_which_products_are_lone(
     taken: list[str] = []
     for name in ("_lone", "_skinny", "_vector", "_matrix"):
         monkeypatch.setattr(kernels, name, lambda *_, name=name, **__: taken.append(name))
-    monkeypatch.setattr(kernels, "LONE", frozenset({"bf16", "fp8", "int8", "int4"}))
+    monkeypatch.setattr(kernels, "LONE", frozenset({"bf16", "fp8", "int8", "int6", "int5", "int4"}))
     weights = stored(kind, rows, columns, device)
     if kind == "bf16":  # wide weights are of the input's type, or another kernel takes them
         weights = replace(weights, data=weights.data.to(for_skinny(device)))
@@ -202,27 +211,19 @@ WIDTHS = (512, 2048, 2560, 3584, 4096, 9728, 12288, 18944)
 
 
 @pytest.mark.parametrize("swiglu", [False, True])
-def test_a_lone_tile_is_one_the_kernel_takes(swiglu: bool) -> None:
-    for outputs, columns, units in product_of((1024, 2560, 4096, 6144, 151936), WIDTHS, (20, 132)):
-        weights = Weights("fp8", outputs, columns, torch.empty(0))
-        rows, warps, batch = tiles.lone_tile(outputs, weights, units, swiglu=swiglu)
-        assert rows <= kernels.LONE_OUTPUTS
-        assert batch >= warps
-
-
-@pytest.mark.parametrize("swiglu", [False, True])
-@pytest.mark.parametrize(("kind", "group"), [("int4", 64), ("int4", 128), ("bf16", 128)])
+@pytest.mark.parametrize(("kind", "group"), [("int4", 64), ("int4", 128), ("bf16", 128), ("fp8", 128)])
 def test_a_tile_of_fragments_fits_into_a_threads_registers(
     kind: FormatName, group: int, swiglu: bool
 ) -> None:
     widths = (*WIDTHS, 5120, 17408, 27648, 29568)
-    for outputs, columns in product_of((1024, 2560, 4096, 6144, 12288, 151936), widths):
+    for outputs, columns, units in product_of((1024, 2560, 4096, 6144, 12288, 151936), widths, (20, 132)):
         weights = Weights(kind, outputs, columns, torch.empty(0), group=group)
-        make = {"int4": tiles.int4_tile, "bf16": tiles.bf16_tile}[kind]
-        tile = make(outputs, weights, swiglu=swiglu)
-        assert tile.rows in ((2, 4, 8) if kind == "bf16" else (4, 8, 16))
+        given = () if kind == "bf16" else (units,)
+        make = {"int4": tiles.codes_tile, "bf16": tiles.bf16_tile, "fp8": tiles.byte_tile}[kind]
+        tile = make(outputs, weights, *given, swiglu=swiglu)
+        assert tile.rows in {"int4": (4, 8, 16), "bf16": (2, 4, 8)}.get(kind, (2, 4, 8, 16))
         assert tile.warps in (1, 2, 4, 8)
-        of_row, wide = (4, 256) if kind == "bf16" else (group // 32 + 2, 8 * group)
+        of_row, wide = {"bf16": (4, 256), "fp8": (4, 512)}.get(kind, (group // 32 + 2, 8 * group))
         slices = -(-columns // (wide * tile.warps))
         assert slices * of_row * tile.rows * (2 if tile.rounds else 1) <= 192
 

@@ -10,6 +10,7 @@ from snugvl.core.formats import FORMATS
 from snugvl.layers.kernels.products import dequantize, planes
 from snugvl.layers.kernels.products import linear as kernels
 from snugvl.layers.kernels.products.linear import product
+from snugvl.layers.kernels.products.tiles import Fragments
 from snugvl.layers.weights import FormatName, to_few_bits
 from tests.draws import draws
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
@@ -51,7 +52,7 @@ def test_a_product_is_torchs(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "LONE_OUTPUTS", outputs)
         patch.setattr(kernels, "PLANES_ROWS", 16)
-        patch.setattr(kernels, "lone_tile", lambda *_, **__: (8, 2, 4))
+        patch.setattr(kernels, "codes_tile", lambda *_, **__: Fragments(8, 2))
         patch.setattr(kernels, "skinny_tile", lambda *_, **__: (16, 2, 2, True))
         y = product(x, weights, bias=bias, dtype=torch.float32)
     close(y, linear(x.float(), weights.wide(torch.float32), bias))
@@ -63,7 +64,7 @@ def test_norm_bias_swiglu_and_residual(
     kind: FormatName, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "LONE_OUTPUTS", 16)
-    monkeypatch.setattr(kernels, "lone_tile", lambda *_, **__: (8, 2, 2))
+    monkeypatch.setattr(kernels, "codes_tile", lambda *_, **__: Fragments(4, 2))
     monkeypatch.setattr(kernels, "skinny_tile", lambda *_, **__: (16, 2, 2, True))
     weights = stored(kind, 36, 640, device, 64)
     for parts in PARTS:

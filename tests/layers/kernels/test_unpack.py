@@ -29,7 +29,9 @@ def fma(a: int, b: int, c: int) -> int:
 
 
 def prmt(a: int, b: int, selector: int) -> int:
+    """Bytes that the selector's digits name; with 8 added, eight copies of their highest bit."""
     pool = a.to_bytes(4, "little") + b.to_bytes(4, "little")
+    pool += bytes(255 * (byte >> 7) for byte in pool)
     return int.from_bytes(bytes(pool[selector >> 4 * i & 15] for i in range(4)), "little")
 
 
@@ -39,8 +41,10 @@ def execute(operation: str, *a: int) -> int:
     return {
         "mov.b32": lambda: a[0],
         "and.b32": lambda: a[0] & a[1],
+        "xor.b32": lambda: a[0] ^ a[1],
         "shr.u32": lambda: a[0] >> a[1],
         "shl.b32": lambda: a[0] << a[1] & 0xFFFFFFFF,
+        "mad.lo.u32": lambda: a[0] * a[1] + a[2] & 0xFFFFFFFF,
         "prmt.b32": lambda: prmt(*a),
         "fma.rn.bf16x2": lambda: fma(*a),
         "lop3.b32": lambda: a[0] & a[1] | a[2],

@@ -26,7 +26,7 @@ from snugvl.inputs.tools.forms import opening
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSyntax:
-    """An answer's reasoning. `opened`: it begins inside it; `call`: text before a tool's call."""
+    """How an answer marks reasoning. `opened`: it begins inside; `call`: text that begins a tool's call."""
 
     opened: bool
     call: str | None
@@ -256,5 +256,5 @@ class ChildStream:
 
 def _chunk(data: str, name: str) -> dict[str, Any]:
     if (value := json_object(data)) is None:
-        raise EngineError(f"{name} sent a chunk that is no JSON object: {data[:80]!r}")
+        raise EngineError(f"{name} sent a chunk that is not a JSON object: {data[:80]!r}")
     return value

@@ -148,7 +148,7 @@ class ChildApi:
             base_url=self.where if path is None else "http://localhost",
             transport=None if path is None else unix_transport(path, limits),
             headers=headers,
-            trust_env=False,  # a proxy of the environment is no way to this machine
+            trust_env=False,  # a proxy of the environment is not a way to this machine
             timeout=httpx.Timeout(CALL_S, connect=CONNECT_S),
             limits=limits,
         )
@@ -184,7 +184,7 @@ class ChildApi:
         raise NotImplementedError
 
     async def told(self, path: str) -> dict[str, Any]:
-        """The object that GET `path` answers; empty where that is none.
+        """The JSON object that answers GET `path`; empty for another value.
 
         Raises:
             Foreign: it wants another API key.
@@ -265,7 +265,7 @@ class ChildApi:
             raise self._unreachable(error) from None
 
     def foreign(self, why: str) -> Foreign:
-        """The error of an answer that this engine doesn't give."""
+        """The error for an answer that shows that another program answers."""
         return Foreign(f"what answers at {self.where} is not a {self.name} server: {why}")
 
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
@@ -274,7 +274,7 @@ class ChildApi:
         return Unreachable(f"{self.where} doesn't answer ({type(error).__name__})")
 
     def refusal(self, status: int, content: bytes) -> SnugvlError:
-        """An error that was answered in place of an answer, as one of ours."""
+        """Our exception for a refusal: an HTTP `status` with the body `content`."""
         return self.error_of(json_object(content) or {}, status, content.decode("utf-8", "replace"))
 
     def error_of(self, value: Mapping[str, Any], status: int, text: str = "") -> SnugvlError:

@@ -117,16 +117,16 @@ class Listener(Protocol):
 
     @property
     def running(self) -> int:
-        """Number of requests that it has."""
+        """Number of requests that the server has."""
 
     def on_loading(self, stage: Stage) -> None:
         """Called when a start got further."""
 
     async def on_ready(self, life: "Life", served: Served, marker_tokens: Mapping[str, int]) -> None:
-        """Called when it serves."""
+        """Called when the server takes requests. `marker_tokens`: ids of tokens that mark tool calls."""
 
     def on_lost(self, reason: str) -> None:
-        """Called when it no longer serves; `reason`: half a sentence. Its `Ending` may say more."""
+        """Called when the server no longer answers; `reason`: half a sentence. `Ending` may say more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,6 @@ class LaunchedServer(Life):
 
     @property
     def log(self) -> tuple[str, ...]:
-        """The lines that it has written so far."""
         return () if self._process is None else self._process.log.lines
 
     @property
@@ -215,7 +214,6 @@ class LaunchedServer(Life):
         return None if self._process is None else self._process.pid
 
     def family(self) -> list[psutil.Process]:
-        """The launched server's processes; empty before the start."""
         return [] if self._process is None else self._process.family()
 
     async def run(self) -> Ending:

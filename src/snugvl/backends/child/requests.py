@@ -108,7 +108,7 @@ def without_control_tokens(
     """A conversation and its tools, in which each control token that content spells is broken up.
 
     Raises:
-        RequestError: the arguments of a call are no JSON object.
+        RequestError: the arguments of a call are not a JSON object.
     """
     marks = pattern_of(tuple(facts.control_tokens))
     return defused(messages, tools, lambda text: broken_up(text, marks))
@@ -120,7 +120,7 @@ def plain_conversation(
     """A conversation and its tools, in which each control token that content spells is broken up.
 
     Raises:
-        RequestError: text with a control token that can't be; the arguments of a call are no JSON object.
+        RequestError: text with a control token that can't be; the arguments of a call are not a JSON object.
         RequestTooLarge: so much text that it can't fit into the context.
     """
     refuse_oversized(characters(messages, tools), model, "messages")

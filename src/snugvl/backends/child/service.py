@@ -314,7 +314,6 @@ class ChildEngine(Supervised[Life]):
         return LaunchedServer(launch, self._supervision, self)
 
     def _pause_s(self, ending: Ending) -> float | None:
-        """Seconds until the next life, or None where there will be none."""
         if ending.was_ready:
             return super()._pause_s(ending)
         failure = understand(ending, self._choice, self.name, self.start_words())

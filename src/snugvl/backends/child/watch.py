@@ -37,7 +37,7 @@ async def until_ready(
 
     Raises:
         Foreign: something else answers.
-        Unreachable: it has taken connections for so long without an answer.
+        Unreachable: it has taken connections for `watchdog_s` without an answer.
     """
     silent_s = 0.0
     while True:
@@ -122,7 +122,7 @@ class Watchdog:
                 return f"{self._hung}: nothing came of {self._running()} running requests for {limit_s:g} s"
 
 
-# Less than this since the last progress is no progress: an event loop that waits wakes up now and then.
+# Less than this since the last progress is not progress: an event loop that waits wakes up now and then.
 WORK_SHARE: Final = 1 / 60  # of one processor core over the limit, by all processes together
 MOVED_BYTES: Final = 1 << 16  # read and written: files, pipes, a slow download's file
 GPU_BYTES: Final = 64 << 20  # above the most that was held on the GPUs before
@@ -177,7 +177,7 @@ class Activity:
     def look(self, line: str, since_s: float) -> None:
         """Take a reading, if it is time to. Takes milliseconds: call it in a thread.
 
-        `line`: the last line of the log, without its time: a repeated one is no progress.
+        `line`: the last line of the log, without its time: a repeated one is not progress.
         `since_s`: seconds since the last call.
 
         Raises:
@@ -248,8 +248,8 @@ class Gauge:
     kinds: ClassVar[Mapping[str, Kind]]
 
     def __init__(self, planned: Sequence[LedgerRow], gpu_uuids: Sequence[str], device: str) -> None:
-        """`gpu_uuids`: NVML's names of its GPUs, where the plan knows them; `device`: the name of the first
-        for people; empty: NVML's."""
+        """`gpu_uuids`: NVML's ids of the server's GPUs, where the plan knows them; `device`: the name of the
+        first for people; empty: NVML's name."""
         self._planned: dict[str, int] = {}
         for row in planned:
             name = self.row_of(row)

@@ -10,7 +10,7 @@ from snugvl.backends.child.settings import Facts, flag_value, with_template
 from snugvl.checkpoint.gguf import read_gguf
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
 from snugvl.checkpoint.read import facts_of
-from snugvl.errors import CheckpointError, EngineError, SnugvlError
+from snugvl.errors import CheckpointError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate
 
 DEFAULT_MARKER = "<__media__>"  # of pictures in a prompt, where a server doesn't choose its own
@@ -91,7 +91,7 @@ class LlamacppApi(ChildApi):
         body = {"content": text, "add_special": bos, "parse_special": True}
         found = (await self.call("/tokenize", body)).get("tokens")
         if not isinstance(found, list):
-            raise EngineError("llama.cpp's answer to /tokenize has no tokens")
+            raise self.foreign("POST /tokenize was answered without tokens")
         return tuple(int(token) for token in found)
 
     async def text_of(self, ids: tuple[int, ...]) -> str:
@@ -110,7 +110,7 @@ def _number(values: dict[str, Any], key: str) -> int:
 
 
 class PictureTokens(NamedTuple):
-    """A picture in llama.cpp's prompts: these texts around a number of placeholders."""
+    """Texts of a picture in a prompt: `begin`, a placeholder for each of its tokens, `end`."""
 
     begin: str
     placeholder: str
@@ -194,7 +194,7 @@ def control_tokens(path: Path) -> tuple[str, ...]:
 
 
 def template_of(served: ServedGguf) -> ChatTemplate | None:
-    """The server's chat template; None where it is no valid one."""
+    """The server's chat template; None where it is not a valid one."""
     try:
         return ChatTemplate(
             served.template,

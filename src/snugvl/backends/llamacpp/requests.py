@@ -194,7 +194,7 @@ def bodies(
     fields["prompt"] = list(ids)
     if prompt.pictures:
         fields["prompt"] = {"prompt_string": prompt.text, "multimodal_data": list(prompt.pictures)}
-    if request.tools is not None:  # text for whoever parses them, even where they are control tokens
+    if request.tools is not None:  # text for the parser, even where they are control tokens
         fields["preserved_tokens"] = list(speaker.model.marker_tokens)
     made = []
     for index in range(1 if params.greedy else params.n):
@@ -289,7 +289,7 @@ def _beyond(what: str, field: str) -> RequestError:
 
 
 def lark_of(kind: str, source: str) -> str:
-    """A grammar of snugvl's in llama.cpp's form."""
+    """A grammar of kind `kind` (lark, regex or JSON schema) as the Lark text that llama.cpp reads."""
     if kind == "lark":
         return source
     if kind == "regex":

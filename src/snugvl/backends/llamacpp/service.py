@@ -344,7 +344,7 @@ class LlamacppChunks(Chunks):
         logprobs = self._held.pop(answer, ()) + logprobs
         if stopped is not None or (final and chunk["stop_type"] == "eos"):
             logprobs = logprobs[:-1]
-        elif not text and not final:  # it may be the model's own end, which is no text
+        elif not text and not final:  # it may be the model's own end, which is not text
             self._held[answer], logprobs = logprobs, ()
         finish: Any = "stop" if stopped is not None else _FINISH[chunk["stop_type"]] if final else None
         if finish is None or stopped is None:

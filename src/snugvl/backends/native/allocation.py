@@ -68,7 +68,7 @@ def choose(facts: ModelFacts, options: LoadOptions, place: TargetDevice, backend
     """The plan for an engine in this process; raises like `allocate`."""
     wishes = wishes_of(options, sees=facts.vision is not None, backend=backend)
     plan = solve([Candidate(facts)], place.machine, wishes, found=[place.budget])
-    if plan.choice is None and plan.closest is None:  # nothing was even tried: it is no matter of memory
+    if plan.choice is None and plan.closest is None:  # nothing was even tried: it is not a matter of memory
         said = options.said()
         raise RequestError(
             refusal_line(plan), field=next((name for name in DECIDING if name in said), "model")

@@ -32,7 +32,7 @@ class NativeBackend(Hosted[PreparedPrompt]):
         thinking: ThinkingDefault = PLAIN,
         kernels: KernelsAhead | None = None,
     ) -> None:
-        """`kernels`: who compiles them ahead, if somebody does."""
+        """`kernels`: processes that compile kernels ahead, or None."""
         super().__init__(processor, capabilities, thinking)
         self._engine = engine
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
@@ -52,7 +52,6 @@ class NativeBackend(Hosted[PreparedPrompt]):
         return self._worker.call(self._engine.memory)
 
     def stats(self) -> Load:
-        """Load and counters of the engine."""
         return self._worker.call(self._stats)
 
     def settle(self, ahead: Ahead) -> None:

@@ -1,4 +1,4 @@
-"""A first start on a card, driver, torch or Triton that nobody has seen checks its kernels: both sides of it.
+"""The check of kernels by a first start on a new card, driver, torch or Triton: both sides of it.
 
     engine's process   outline is known ─► kernels are compiled beside ─► a process checks them ─► weights
     the process        imports and makes its context meanwhile; then `engine/kernel_check.py`, on the GPU;
@@ -60,7 +60,7 @@ def settle(
     network: LoadableNetwork, config: EngineConfig, place: TargetDevice, kernels: KernelsAhead | None,
     limit_bytes: int, report: Progress,
 ) -> tuple[KernelVerdict, ...]:  # fmt: skip
-    """See that no kernel runs here that was found wrong, and find out where nobody has; those not used.
+    """Withdraw kernels that are wrong on this card, after a check if there was none yet; their verdicts.
 
     Args:
         network: in its final formats, without memory.
@@ -310,7 +310,7 @@ def _blamed(kernel: str | None, verdict: str) -> KernelVerdict | None:
 
 
 def main() -> None:
-    """Check kernels for whoever started this process, once that says which."""
+    """Check kernels for the process that started this one, once it says which."""
     threading.Thread(target=leave_with, args=(int(sys.argv[1]),), daemon=True).start()
     from snugvl.engine.kernel_check import check_kernels
 

@@ -20,7 +20,7 @@ from snugvl.planner.footprint.kv import block_bytes
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Allocation
 
-GROWN_BYTES = 32 * MIB  # less is nobody's fault
+GROWN_BYTES = 32 * MIB  # less is not blamed on a program
 logger = logging.getLogger(__name__)
 
 
@@ -84,7 +84,7 @@ def planned_rows(allocation: Allocation, model: Inventory) -> dict[str, int]:
     rows: dict[str, int] = {
         Kind.TEXT: plan.weights_bytes - vision,
         Kind.VISION: vision,
-        # What the allocator rounds up is nobody's: workspace.
+        # What the allocator rounds up counts as workspace.
         Kind.CACHE: settings.kv_blocks * block_bytes(model, settings),
         **({Kind.STATES: states} if states else {}),
     }

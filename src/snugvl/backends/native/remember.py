@@ -28,7 +28,7 @@ def keeper(
 
     `graphs_bytes`: the driver's part of graphs of steps with prompts or drafts, `most` of them, as planned.
     Few engines have it, and it is not the context's: another plan would count it twice. It is known for the
-    largest of them, so the context is no measurement any more once there are some. `about`: what has started,
+    largest of them, so the context is no longer a measurement once there are some. `about`: what has started,
     for a report.
 
     The driver loads kernels when they first run, and how many of them depends on the model and on what it is

@@ -97,8 +97,8 @@ def run(channel: Channel, load: Loader, prepare: Callable[[], None] | None = Non
 
     `prepare` is called in a thread while the server plans: imports, without which nothing can be loaded.
     """
-    # Whoever prepares a picture lets go of the interpreter this soon when the engine's thread wants it: a GPU
-    # idles meanwhile. Python's own 5 ms are as long as two decode steps.
+    # So soon a thread that prepares a picture gives the interpreter to the engine's thread: the GPU idles
+    # meanwhile. Python's own 5 ms are as long as two decode steps.
     sys.setswitchinterval(SWITCH_S)
     leave_removed_folder()  # where torch's linear algebra would end this process
     recorder = Recorder()
@@ -227,7 +227,7 @@ class Child:
         def job(preparation: Preparation) -> None:
             try:
                 reply = wire.MessageReply(message.id, ask(preparation.go_on))
-            except BaseException as error:  # what Rust panics at is no Exception
+            except BaseException as error:  # what Rust panics at is not an Exception
                 reply = wire.MessageReply(message.id, error=_reported(error))
             self._reply(reply)
 
@@ -262,7 +262,7 @@ class Child:
             preparation.go_on()
             request = replace(message.request, deadline_s=preparation.left_s())
             stream = self._backend.submit(request, preparation.go_on)
-        except BaseException as error:  # what Rust panics at is no Exception
+        except BaseException as error:  # what Rust panics at is not an Exception
             self._streams.pop(message.id, None)
             self._reply(wire.MessageReply(message.id, error=_reported(error)))
             return

@@ -99,7 +99,7 @@ def _look(device: str, seen: Machine | None = None) -> Machine | None:
     """The machine before this process holds anything of its GPU; then, in threads, the GPU's context and
     what Triton needs for it.
 
-    `seen`: where the server has looked already. None for a device that is no GPU of this machine: it is
+    `seen`: where the server has looked already. None for a device that is not a GPU of this machine: it is
     looked at, or refused, later.
     """
     from snugvl.hardware.probe import probe

@@ -3,7 +3,7 @@
 A CUDA fault, a segmentation fault or the system's out-of-memory killer takes the child, never the server;
 and a new process gives every byte back. The server's side imports no torch.
 
-What the first loading reports as an error is no death: nothing is tried again, and `failure` has it (see
+What the first loading reports as an error is not a death: nothing is tried again, and `failure` has it (see
 `supervisor.py`). Once it was ready, whatever ends it is one.
 """
 

@@ -63,7 +63,7 @@ class Arena:
     def put(self, owner: int, piece: bytes | memoryview) -> int | None:
         """Write a piece where there is room for it, and return where; None where there is none.
 
-        Whoever has a piece already gets no more than half of all: others come meanwhile.
+        An owner that has a piece already gets at most half of all, as others come meanwhile.
         """
         with self._lock:
             own = sum(end - start for start, end, its in self._used if its == owner)
@@ -215,7 +215,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the server's log that is no trouble; what is, the process writes to stderr."""
+    """A line for the server's log that is not trouble; what is, the process writes to stderr."""
 
     text: str
 

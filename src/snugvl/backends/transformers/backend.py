@@ -172,11 +172,9 @@ class TransformersBackend(Hosted[ModelPrompt]):
         return {"weights": sum(self._weights.values()), **self._engine.memory()}
 
     def stats(self) -> Load:
-        """Load and counters of the engine."""
         return self._engine.stats()
 
     def close(self) -> None:
-        """End all requests with an error and stop the engine. Safe to call twice."""
         self._engine.close()
         self._grammars.close()
 
@@ -230,7 +228,7 @@ def assemble(parts: LoadedParts) -> Made:
 
     Raises:
         DoesNotFit: no room for a context beside the weights.
-        RequestError: the context or the pixels that were asked for can't be had.
+        RequestError: the context or the pixels that were asked for don't fit or exist.
         CheckpointError, UnsupportedModel: the tokenizer or the chat template can't be used.
     """
     config, options = parts.checkpoint.config, parts.options
@@ -313,7 +311,7 @@ class TransformersMeter:
     """Measures one model of transformers in this process.
 
     What differs from our engine: the cache is as large as what is in it, and weights may wait in host memory
-    beside a GPU, where they are no part of its sum.
+    beside a GPU, where they are not part of its sum.
     """
 
     def __init__(self, meter: Meter, host_weights: int, planned: Mapping[str, int]) -> None:

@@ -247,7 +247,7 @@ class TransformersEngine:
                     return
         except ENDINGS:
             raise
-        except BaseException as error:  # what Rust panics at is no Exception
+        except BaseException as error:  # what Rust panics at is not an Exception
             if isinstance(error, torch.AcceleratorError) and not _out_of_memory(error):
                 raise
             logger.exception("a forward of transformers failed")
@@ -274,7 +274,7 @@ class TransformersEngine:
                 )
         except ENDINGS:
             raise
-        except BaseException as error:  # what Rust panics at is no Exception
+        except BaseException as error:  # what Rust panics at is not an Exception
             if _out_of_memory(error):
                 logger.warning("memory ran out %s", sampler.where)
                 return DoesNotFit(str(engine_failed(error)))

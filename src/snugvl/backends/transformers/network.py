@@ -124,7 +124,7 @@ def checked(
     """The plan's placement as transformers takes it. `skeleton`: the network without memory ("meta").
 
     Raises:
-        RequestError: a device that is none, or another GPU than the one that was asked for; a module that the
+        RequestError: an unknown device, or another GPU than the one that was asked for; a module that the
             network doesn't have, or weights without a place.
     """
     placed = dict(placement)
@@ -136,10 +136,10 @@ def checked(
                 field="placement",
             )
         if module not in names:
-            raise RequestError(f"the placement names {module!r}, which is no module here", field="placement")
+            raise RequestError(f"the placement names {module!r}, not a module here", field="placement")
     for name, _ in skeleton.named_parameters():
         if not any(_holds(module, name) for module in placed):
-            raise RequestError(f"the placement says nothing of {name!r}", field="placement")
+            raise RequestError(f"the placement leaves out {name!r}", field="placement")
     return placed
 
 

@@ -91,7 +91,7 @@ def open_checkpoint(name: str, folder: Path, *, trusted: bool) -> Checkpoint:
     """Read a folder's configuration.
 
     Raises:
-        UnsupportedModel: it needs foreign code, packages that are missing, or is no model that talks.
+        UnsupportedModel: it needs foreign code, packages that are missing, or is not a model that talks.
         CheckpointError: config.json is missing or broken.
     """
     path = folder / "config.json"

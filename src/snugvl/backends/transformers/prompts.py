@@ -73,7 +73,6 @@ class Preparer(PromptMaker[ModelPrompt]):
 
     @property
     def tool_form(self) -> ToolForm:
-        """The form of tool calls, by the chat template."""
         return self._style.template.tool_form
 
     @property
@@ -257,7 +256,7 @@ def _style_of(inputs: Inputs, image_text: str) -> _Style:
     string, parts = _shown(as_string, user(text)), _shown(as_parts, user(text))
     if not string and not parts:
         as_string.render([user(text)])  # says why, if it fails
-        raise CheckpointError("the chat template doesn't show what users say")
+        raise CheckpointError("the chat template leaves out what the user writes")
     if inputs.processor is None:
         return _Style(as_string if string else as_parts, written=False)
     pictured = parts and image_text in _rendered(as_parts, user(_blank(), text))

@@ -59,7 +59,7 @@ def check_method(model: str, quantization: object, known: Collection[str]) -> No
 
 
 def check_weights(weights: str, quantization: object) -> None:
-    """Raise RequestError if the wished weight format can't be had.
+    """Raise RequestError if the wished weight format is impossible.
 
     Integers are made by bitsandbytes on the way in, of checkpoints that aren't quantised yet.
     """

@@ -94,7 +94,7 @@ def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = 
     if request.sampling.logprobs is not None:
         fields |= {"logprobs": True, "top_logprobs": request.sampling.logprobs}
     if request.tools is not None:
-        # The markers may be special tokens, and are text for whoever parses them.
+        # The markers may be special tokens, and are text for the parser.
         fields |= {**tools_json(request.tools, model), "tool_choice": "none", "skip_special_tokens": False}
     return VllmBody(CHAT, fields)
 
@@ -205,7 +205,7 @@ def _constraint(request: Request, model: ServedModel, trials: Trials, go_on: GoO
 def _kind(grammar: Grammar) -> str:
     if grammar.kind not in _KINDS:
         raise RequestError(
-            f"a grammar is one of {', '.join(_KINDS)}, not {grammar.kind!r}", field="response_format"
+            f"a grammar must be one of {', '.join(_KINDS)}, not {grammar.kind!r}", field="response_format"
         )
     return _KINDS[grammar.kind]
 

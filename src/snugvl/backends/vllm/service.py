@@ -82,7 +82,7 @@ class VllmApi(ChildApi):
         """Token ids of a prompt or a conversation, by `POST /tokenize`."""
         found = (await self.call("/tokenize", body)).get("tokens")
         if not isinstance(found, list):
-            raise EngineError("vLLM's answer to /tokenize has no tokens")
+            raise self.foreign("POST /tokenize was answered without tokens")
         return tuple(int(token) for token in found)
 
 
@@ -362,7 +362,7 @@ class VllmChunks(Chunks):
             scored, self._judged = () if self._judged else scored, True
         reason = choice.get("stop_reason")
         if finish == "stop" and not isinstance(reason, str) and not self._judges:
-            logprobs = logprobs[:-1]  # of the token that ended it, which is no text
+            logprobs = logprobs[:-1]  # of the token that ended it, which is not text
         delta = Delta(
             text,
             index,

@@ -64,7 +64,7 @@ class VllmChoice(ChildChoice):
         self.check("vLLM", chosen=bool(self.sleep_after_s))
         if self.sleep_after_s is not None and self.sleep_after_s <= 0:
             raise RequestError(
-                f"seconds until vLLM sleeps are more than 0, not {self.sleep_after_s:g}",
+                f"seconds until vLLM sleeps must be more than 0, not {self.sleep_after_s:g}",
                 field="sleep_after_s",
             )
 

@@ -88,7 +88,7 @@ def check_delta(text: Section, delta: GatedDelta) -> None:
     if gate is not True:
         raise UnsupportedModel(f"{text.where} has attn_output_gate {shown(gate)}; only True is supported")
     values, keys = delta.sizes.value_heads, delta.sizes.key_heads
-    no_multiple = f"linear_num_value_heads {values} is no multiple of linear_num_key_heads {keys}"
+    no_multiple = f"linear_num_value_heads {values} is not a multiple of linear_num_key_heads {keys}"
     require(values % keys == 0, text.where, no_multiple)
     require(not all(delta.linear), text.where, "no layer has full attention")
 
@@ -213,8 +213,8 @@ class Decoder:
         yield from linear(f"{name}.down_proj", self.hidden, width, "linear", bias=bias)
 
     def mixture(self, name: str) -> Iterator[Expected]:
-        """Experts as one tensor each way, as transformers has them, the router, which stays 16-bit, and the
-        shared expert with its gate."""
+        """Tensors of a mixture as transformers names them: one for gate and up of all experts, one for down;
+        the router, which stays 16-bit; the shared expert with its gate."""
         experts, hidden = self.experts, self.hidden
         assert experts is not None, "a mixture has experts"
         yield Expected(f"{name}.experts.gate_up_proj", (experts.count, 2 * experts.width, hidden), "expert")
@@ -259,7 +259,7 @@ def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:
     require(
         heads % kv_heads == 0,
         section.where,
-        f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
+        f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
     )
     return Decoder(
         hidden=hidden,

@@ -91,7 +91,7 @@ FAMILY = Family(
     # `rope_scaling` of the larger Gemmas is linear, 8; vLLM's `LinearScalingRotaryEmbedding` keeps all of its
     # positions.
     traits={"gemma3": Traits(stretched=8, full_every=6), "gemma3_text": Traits(stretched=1)},
-    # Google's documentation gives it no boxes, and its team says that they are no trained ability
+    # Google's documentation gives it no boxes, and its team says that they are not a trained ability
     # (discussion 38 of google/gemma-3-4b-it).
     prompting=dict.fromkeys((SEES, "Gemma3nForConditionalGeneration"), Prompting("Gemma 3", "no boxes")),
     projectors={"gemma3": None},

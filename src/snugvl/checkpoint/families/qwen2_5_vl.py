@@ -99,7 +99,7 @@ def parse(root: Section, architecture: str) -> ModelConfig:
     require(
         window % merged == 0,
         vision.where,
-        f"window_size {window} is no multiple of patch_size {tower.patch_size} x "
+        f"window_size {window} is not a multiple of patch_size {tower.patch_size} x "
         f"spatial_merge_size {tower.spatial_merge_size}",
     )
     require(

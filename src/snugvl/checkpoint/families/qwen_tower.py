@@ -77,7 +77,7 @@ def check_frame(section: Section, tower: VisionConfig, hidden: int) -> None:
     require(
         tower.hidden_size % (4 * tower.num_heads) == 0,
         section.where,
-        f"hidden_size {tower.hidden_size} is no multiple of 4 x num_heads {tower.num_heads}",
+        f"hidden_size {tower.hidden_size} is not a multiple of 4 x num_heads {tower.num_heads}",
     )
 
 

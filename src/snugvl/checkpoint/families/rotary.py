@@ -64,7 +64,7 @@ def read_mrope(
         interleaved: whether the family's sections alternate.
 
     Raises:
-        CheckpointError: the sections are no three counts, or don't sum to half of what is rotated.
+        CheckpointError: the sections are not three counts, or don't sum to half of what is rotated.
         UnsupportedModel: a scaling, or another order of the sections.
     """
     values, where = _settings(section), section.where

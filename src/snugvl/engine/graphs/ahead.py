@@ -56,8 +56,8 @@ def decodes_on(scheduler: Scheduler, runner: Runner) -> bool:
 def launch_next(last: InFlight, runner: Runner, scheduler: Scheduler) -> InFlight | None:
     """Start the step after `last` before its tokens are known; None where the host must decide first.
 
-    So it is where a waiting sequence could be admitted or go on, one ended or reaches its last token, or
-    there are no blocks for the next tokens.
+    The host must where a waiting sequence could be admitted or go on, where one has ended or reaches its last
+    token, and where there are no blocks for the next tokens.
     """
     sequences, running, pool = last.sequences, scheduler.running, scheduler.pool
     # As many as run, each of which runs (below), are all of them.

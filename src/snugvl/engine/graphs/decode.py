@@ -126,19 +126,19 @@ class DecodeGraphs:
         return max(self._sizes)
 
     def ensure(self, sequences: int) -> bool:
-        """Capture the graph for so many unless there is one; whether there is one now."""
+        """Capture the graph for `sequences` sequences if it is missing; returns whether there is one."""
         size = self._size(sequences)
         return self._graphs.ensure(_key(size), partial(self._capture, size))
 
     def capture_next(self, sequences: int) -> bool:
-        """Capture the smallest graph that is missing of those for up to so many; whether others are."""
+        """Capture the smallest missing graph for up to `sequences` sequences; returns whether more are."""
         missing = [size for size in self._sizes if size < 2 * sequences and self._graphs.lacks(_key(size))]
         if missing:
             self.ensure(missing[0])
         return len(missing) > 1
 
     def start(self, rows: Rows[DecodeRow], tokens: torch.Tensor | None = None) -> Replay:
-        """Give the graph for so many rows its batch, and run it; after `ensure`.
+        """Run the graph for that number of `rows` with their batch; call it after `ensure`.
 
         `tokens`: `[rows]` int64 on the device, in place of those of the rows; below 0 as for `feed`.
         """

@@ -219,7 +219,7 @@ class Staging:
 
 
 def size_of(tokens: int, *, pictured: bool = False) -> int:
-    """Tokens of the graph that holds so many; `pictured`: some of them a picture's."""
+    """Size, in tokens, of the graph for a step of `tokens` tokens; `pictured`: some are a picture's."""
     if tokens <= FEWEST[-1] and not pictured:
         return next(size for size in FEWEST if size >= tokens)
     unit = FINE if tokens <= FINE_MOST else TOKENS

@@ -118,7 +118,7 @@ def _run(queue: "SimpleQueue[bool | None]", jobs: dict[Hashable, deque[Job]], ch
 
 
 def mask_threads(cores: int | None = None) -> int:
-    """Threads for masks, on so many processors, or on those of this machine."""
+    """Number of threads for masks: half of `cores` (by default this machine's), at most `MOST_THREADS`."""
     return min(max((os.cpu_count() or 1 if cores is None else cores) // 2, 1), MOST_THREADS)
 
 
@@ -130,7 +130,7 @@ class MaskPace:
     known: bool = False
 
     def note(self, seconds: float) -> None:
-        """Note that a mask took so many seconds."""
+        """Note the seconds that a mask took."""
         self.seconds = max(seconds, 0.75 * self.seconds) if self.known else seconds
         self.known = True
 
@@ -381,7 +381,7 @@ def make(asked: Sequence[Mask], processors: int = 1) -> float:
     begun, spent = time.monotonic(), time.thread_time()
     try:
         _make(asked, begun, processors)
-    except BaseException as error:  # what Rust panics at is no Exception
+    except BaseException as error:  # what Rust panics at is not an Exception
         logger.exception("masks of grammars can't be made")
         for mask in asked:
             mask.fail(error)

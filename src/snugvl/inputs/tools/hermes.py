@@ -2,7 +2,7 @@
 
     text ──<tool_call>──→ head ──{"name": "f", "arguments": {──→ arguments ──}──→ tail ──</tool_call>──→ text
                             └──── no such head: the body is read whole at </tool_call>, ────────────────↗
-                                  and what is no call then is shown as the text it was
+                                  and what is not a call then is shown as the text it was
 
 The grammar:
 
@@ -92,7 +92,7 @@ def before_arguments(name: str) -> str:
 
 
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
-    """The grammar's lines."""
+    """Lines of the Lark grammar of an answer with calls."""
     heads = [
         f"{quoted(before_arguments(tool.name).removeprefix(OPENING))} arguments_{i}"
         for i, tool in enumerate(called(use))

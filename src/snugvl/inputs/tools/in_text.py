@@ -49,14 +49,14 @@ def call_arguments(call: ToolCall, field: str) -> dict[str, Any]:
     """The arguments of a call.
 
     Raises:
-        RequestError: they are no JSON object.
+        RequestError: they are not a JSON object.
     """
     try:
-        value = json.loads(call.arguments, parse_constant=_no_number, parse_float=_finite)
+        value = json.loads(call.arguments, parse_constant=no_number, parse_float=_finite)
     except (ValueError, RecursionError, TypeError) as error:
         raise RequestError(f"the arguments of {call.name!r} are not JSON: {error}", field=field) from None
     if not isinstance(value, dict):
-        raise RequestError(f"the arguments of {call.name!r} are no JSON object", field=field)
+        raise RequestError(f"the arguments of {call.name!r} are not a JSON object", field=field)
     return value
 
 
@@ -76,7 +76,7 @@ def with_calls(messages: Sequence[Message]) -> list[Message]:
     """The conversation with calls as text of the assistant, and the answers of tools as turns of the user.
 
     Raises:
-        RequestError: the arguments of a call are no JSON object.
+        RequestError: the arguments of a call are not a JSON object.
     """
     found: list[Message] = []
     opening, closing = ANSWER_MARKS
@@ -109,7 +109,7 @@ def _written(call: ToolCall, message: int, index: int) -> str:
 
 
 def _apart(content: Sequence[Part]) -> tuple[str, tuple[Part, ...]]:
-    """The text of a content, and what of it is none."""
+    """(text of a content, its other parts)."""
     text = "".join(part.text for part in content if isinstance(part, Text))
     return text, tuple(part for part in content if not isinstance(part, Text))
 
@@ -125,10 +125,11 @@ def _joined(content: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+def no_number(text: str) -> float:
+    """Refuse NaN and infinities, which Python's JSON reader takes; always raises ValueError."""
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
+    return value if math.isfinite(value) else no_number(text)

@@ -93,7 +93,7 @@ class LlamaParser(ObjectParser):
 
 
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
-    """The grammar's lines. Text can't begin a line with the head of a tool's call."""
+    """Lines of the Lark grammar of an answer with calls. Text can't begin a line with the head of a call."""
     tools = called(use)
     heads = [f'{_begun(tool.name, "", _SPACE)},{_SPACE}"parameters":' for tool in tools]
     rest = [f"SPACE? arguments_{i} {quoted('}')}" for i in range(len(tools))]

@@ -4,7 +4,7 @@
 end their own brackets tell:
 
     opening → object ──{"name": "f", "arguments": {──→ arguments ──}──→ tail ──}──→ what the form has after it
-                └── no such head: read whole to its last bracket; what is no call then is shown as text
+                └── no such head: read whole to its last bracket; what is not a call then is shown as text
 """
 
 import json
@@ -194,7 +194,7 @@ class ObjectParser(CallParser):
 
     def __init__(self, use: ToolUse) -> None:
         super().__init__(use)
-        self._before = ""  # of the present object: text again if it is no call
+        self._before = ""  # of the present object: text again if it is not a call
         self._nesting = Nesting()
         self._then: Callable[[], bool] = self._read_tail  # after the arguments
 

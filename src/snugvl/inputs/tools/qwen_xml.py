@@ -9,7 +9,7 @@
     </tool_call>
 
 Text is written as it is, up to the first line that begins with `</parameter>`; anything else as JSON. What
-a value is, its schema says; one that is no JSON of its type stays a string. A body in JSON is read too.
+a value is, its schema says; one that is not JSON of its type stays a string. A body in JSON is read too.
 
     head ──<function=f>──→ parameters ──<parameter=a>──→ value ──</parameter>──→ parameters … ──</function>──→
 """
@@ -34,6 +34,7 @@ from snugvl.inputs.tools.grammar import (
     quoted,
 )
 from snugvl.inputs.tools.hermes import CLOSING, OPENING, HermesParser
+from snugvl.inputs.tools.in_text import no_number
 from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME, held
 
 _FUNCTION = re.compile(rf"\s*<function=({NAME})>")
@@ -177,10 +178,10 @@ class QwenXmlParser(HermesParser):
 
 
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
-    """The grammar's lines: parameters in the order of the schema, the required ones always.
+    """Lines of the Lark grammar of an answer with calls.
 
-    A text follows its `enum`, `const`, `maxLength` and `pattern`, isn't empty if there is a `minLength`, and
-    follows no `format`.
+    Parameters come in the order of the schema, the required ones always. A text follows its `enum`, `const`,
+    `maxLength` and `pattern`, isn't empty if there is a `minLength`, and follows no `format`.
 
     Raises:
         RequestError: a parameter's name that can't be written in this form.
@@ -294,7 +295,7 @@ def value_json(text: str, types: frozenset[str]) -> str:
     plain = text.strip()
     plain = _PYTHON.get(plain, plain)
     try:
-        value = json.loads(plain, parse_constant=_no_number)
+        value = json.loads(plain, parse_constant=no_number)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     kind = _type(value)
@@ -303,10 +304,6 @@ def value_json(text: str, types: frozenset[str]) -> str:
     if kind in types and kind != "string":
         return plain
     return json.dumps(text, ensure_ascii=False)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
 
 
 def _type(value: object) -> str:

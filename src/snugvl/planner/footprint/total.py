@@ -194,7 +194,7 @@ class Device:
         cpu: whether it is host memory, without a GPU; `free_bytes` of it decide about float32.
         multiprocessors: number of them, on which the split of small products depends; unknown: the most.
         host_bytes: host memory that weights beside a GPU may take; None where it wasn't measured.
-        pinned_bytes: page-locked host memory that can be had, where it is scarce (WSL2, Windows), or None.
+        pinned_bytes: available page-locked host memory, where it is scarce (WSL2, Windows), or None.
         api: API by which the GPU is reached, for people.
         unified: whether its memory is host memory, so an engine's host memory counts as well.
         context_basis: where `context_bytes` is from, in words; empty: that isn't known any more.

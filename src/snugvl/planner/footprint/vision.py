@@ -1,15 +1,7 @@
 """Memory of the vision tower while it encodes, and of its outputs for the decoder.
 
-Our tower encodes an image of P patches in chunks of rows, with h hidden, i intermediate, d head size, s bytes
-a value (`models/vision.py`, `models/qwen2_5_vision.py`). It holds the residual stream, one block's keys and
-values and the positions for the whole image, the rest for a chunk of `ROWS` patches, and the output, whose
-levels fill up on the way:
-
-    P · (3·h·s + 16)  +  min(P, ROWS) · ((h + i)·s + 4d)  +  P · (1 + levels) · width · s / merge²
-
-Chunks are of equal size: an image of a whole number of `ROWS` may need more than a larger one. Windows
-(Qwen2.5-VL, in chunks of half as many patches) have two intermediates, and add the order in which their
-tokens stand, 8 · P / merge². A tower in int8 is widened a slice of 16 MiB at a time, beside all that.
+`models/vision.py` and `models/qwen2_5_vision.py` have the formulas of our towers. Chunks are of equal size:
+an image of a whole number of `ROWS` may need more than a larger one.
 
 transformers' tower takes per patch, all 16-bit unless noted:
 

@@ -45,7 +45,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """Commands for a shell, with a remark for people, which is no part of them."""
+    """Commands for a shell, with a remark for people, which is not part of them."""
 
     remark: str
     commands: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ PIXEL_BYTES = 3
 
 
 class PixelBudget:
-    """So many bytes, or whatever is counted. Used from one thread; pictures may be let go from any."""
+    """A budget of bytes (or of pixels). Used from one thread; pictures may be let go from any."""
 
     def __init__(self, limit: int, wait_s: float | None, shared: int | None = None) -> None:
         """`limit`: of one request; `shared`: of several together, `limit` if None.

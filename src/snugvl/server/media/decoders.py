@@ -237,7 +237,7 @@ class _DecoderProcess(Worker):
         """Wait until it takes jobs.
 
         Raises:
-            SnugvlError: it did not start, which is no picture's fault.
+            SnugvlError: it did not start, which is not a picture's fault.
         """
         try:
             header, _ = self._exchange(None, b"", 0, _START_S)

@@ -41,7 +41,7 @@ FEWEST_WORKERS, MOST_WORKERS = 2, 4  # of which the largest picture may take 1.9
 
 
 def workers_for(cores: int | None = None) -> int:
-    """A quarter of the cores that this process may use, or of so many, within bounds."""
+    """Number of workers: a quarter of `cores` (by default those this process may use), within bounds."""
     if cores is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(max(cores // 4, FEWEST_WORKERS), MOST_WORKERS)
@@ -434,7 +434,7 @@ class RequestMedia:
         """Load all pictures and videos of the request; returns them by their paths in it.
 
         Raises:
-            RequestError, ImageError, QueueFull: there are too many, or one can't be had (`MediaLoader.load`).
+            RequestError, ImageError, QueueFull: there are too many, or one fails (`MediaLoader.load`).
         """
         frames = sum(len(ref.source) for ref in wanted.values() if isinstance(ref.source, list))
         if frames > MAX_FRAMES:

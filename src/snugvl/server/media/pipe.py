@@ -19,7 +19,7 @@ _MAX_HEADER_BYTES = 64 * 1024
 
 
 class BrokenMessage(Exception):
-    """The other side is gone, or sent what is no message."""
+    """The other side is gone, or sent what is not a message."""
 
 
 def send(stream: BinaryIO, header: dict[str, Any], *payload: bytes | bytearray | memoryview) -> None:

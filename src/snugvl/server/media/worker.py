@@ -98,7 +98,7 @@ def answer(job: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Sequence[m
 
 
 def size_of(data: bytes) -> tuple[int, int]:
-    """Width and height of a picture by its head; 0 and 0 of what is none, or cut off too early."""
+    """Width and height of a picture by its head; 0 and 0 for other data, or a head that is cut off."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # nothing else runs here

@@ -98,7 +98,7 @@ def chat_tool_use(
 
 
 class AnswerFormat(RequestPart):
-    """A form of the answer. Names in it that nobody here knows are ignored, with a warning."""
+    """A form of the answer. Unknown names in it are ignored, with a warning."""
 
     warns: ClassVar[bool] = True
     place: ClassVar[str] = "response_format."
@@ -167,7 +167,7 @@ class StructuredOutputs(RequestPart):
         """The answers that are asked for, one grammar each.
 
         Raises:
-            RequestError: a schema in a string that is no JSON object.
+            RequestError: a schema in a string that is not a JSON object.
         """
         found = [ANY_OBJECT] if self.json_object else []
         if self.json_ is not None:
@@ -281,7 +281,7 @@ Found = Picture | Video
 MediaPart = ImagePart | VideoUrlPart | VideoFramesPart
 UserPart = Annotated[TextPart | ImagePart | VideoUrlPart | VideoFramesPart, Field(discriminator="type")]
 
-# No part at all is no text: Zed writes the answer of a tool so that said nothing.
+# No part at all is not text: Zed writes the answer of a tool so that said nothing.
 TextContent = StringOrArray[Annotated[list[TextPart], Field(max_length=MAX_PARTS)]]
 WrittenPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 WrittenContent = StringOrArray[Annotated[list[WrittenPart], Field(max_length=MAX_PARTS)]]

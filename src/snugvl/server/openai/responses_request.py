@@ -66,7 +66,7 @@ VENDOR: Final = re.compile(
     r"|tool_search)([_-].*)?"
 )
 VENDORS_ITEMS: Final = ("_call", "_output", "_tools", "_request", "_response")  # ends of their types
-VENDORS, WRITTEN = "(vendor's)", "(assistant's)"  # tags that are no types: errors don't list them
+VENDORS, WRITTEN = "(vendor's)", "(assistant's)"  # tags that are not types: errors don't list them
 PLAIN: Final = "functions"  # the namespace of tools that are in none
 LONGEST: Final = 64  # characters of a function's name
 INPUT: Final = "input"  # the argument of a free-form tool

@@ -6,7 +6,7 @@ more, three times, while it runs, as for kernels that load late. torch knows not
 `SNUGVL_UNTOLD=1` NVML doesn't say what a process holds, as under WSL2. It is what `never_oom.py` uses for
 `--unseen` and `--untold`.
 
-`SNUGVL_FAULTS="nan:lone_int4 compile:attend_chunk"` breaks kernels, in every process: `nan` and `slightly`
+`SNUGVL_FAULTS="nan:lone_codes compile:attend_chunk"` breaks kernels, in every process: `nan` and `slightly`
 change what they write, `compile` and `raise` raise when they are launched, `illegal` reads where nothing is
 (on a GPU), `crash` ends the process, `hang` never returns. `SNUGVL_AS_ON_A_GPU=1` is for tests without one:
 kernels are interpreted where torch would do.

@@ -92,7 +92,7 @@ class LaunchedKernel:
 
     def variant(self, values: tuple[object, ...], constants: dict[str, object]) -> tuple[object, ...]:
         """Equal for two launches that the same compiled kernel serves."""
-        looks = zip(self._looks, values, strict=False)  # constants are no values
+        looks = zip(self._looks, values, strict=False)  # constants are not values
         return (*[look(value) for look, value in looks], *constants.items())
 
     def digest(self, values: tuple[object, ...], constants: dict[str, object]) -> str:

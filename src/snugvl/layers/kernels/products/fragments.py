@@ -1,9 +1,10 @@
-"""One row of input on the matrix unit, fragments said thread by thread: for `lone_int4` and `lone_bf16`.
+"""One row of input on the matrix unit, fragments said thread by thread: for the kernels `lone_…`.
 
-The sums are `lone.py`'s: eight units of columns stand as eight rows of the weights, the same eight units of
-the input as its 8 columns, and the product of a unit with itself is what is wanted. But the compiler is left
-no layout to choose, and so nothing to move in a loop: the first axis of every tensor is the program's
-threads, and the instruction is assembly. Lane 4 a + b of a warp
+The matrix unit has room for 16 rows of weights and 8 of the input, and there is one. So columns take the
+room: eight units of them stand as eight rows of the weights, the same eight units of the input as its 8
+columns, and of the product of each with each the diagonal is what is wanted, the eight parts of an output.
+The compiler is left no layout to choose, and so nothing to move in a loop: the first axis of every tensor is
+the program's threads, and the instruction is assembly. Lane 4 a + b of a warp
 
     loads         of each row its share of unit a: a warp's load is neighbouring bytes of one row
     multiplies    two rows with unit a of the input, which it normalised before the first of them
@@ -74,6 +75,12 @@ def loaded(start, at, here, MASKED: tl.constexpr, EVICTION: tl.constexpr, FLIP: 
     if FLIP:
         v = tl.permute(v, [1, 0, 2])
     return v
+
+
+@triton.jit
+def beside_words(start, at, here, MASKED: tl.constexpr, FLIP: tl.constexpr):
+    """`start[at]` `[T, n]`, scales or zero points of `loaded` words, by the same threads."""
+    return tl.reshape(loaded(start, at[:, :, None], here, MASKED, "", FLIP), at.shape)
 
 
 @triton.jit

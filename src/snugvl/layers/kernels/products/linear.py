@@ -23,19 +23,17 @@ from snugvl.layers.kernels.products.dequantize import WIDE_TILE, multiply_dequan
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
 from snugvl.layers.kernels.products.gemv import gemv
-from snugvl.layers.kernels.products.lone import TAIL_ROWS, lone
 from snugvl.layers.kernels.products.lone_bf16 import lone_bf16
-from snugvl.layers.kernels.products.lone_int4 import lone_int4
-from snugvl.layers.kernels.products.planes import lone_planes, skinny_planes
+from snugvl.layers.kernels.products.lone_byte import TAIL_ROWS, lone_byte
+from snugvl.layers.kernels.products.lone_codes import lone_codes
+from snugvl.layers.kernels.products.planes import skinny_planes
 from snugvl.layers.kernels.products.skinny import skinny
 from snugvl.layers.kernels.products.tiles import (
-    HEAD_OUTPUTS,
     SMALL,
     Fragments,
     bf16_tile,
-    fill_slices,
-    int4_tile,
-    lone_tile,
+    byte_tile,
+    codes_tile,
     matrix_tile,
     skinny_tile,
     vector_tile,
@@ -60,7 +58,6 @@ PLANES_ROWS = 32  # the same with weights of 5 and 6 bits; more are multiplied b
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
 LONE = frozenset(FORMATS)  # formats of which one row of input has a kernel of its own
-_TAILED = frozenset(STORED_AS) - {"bf16"}  # those whose kernel takes wide rows along
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are dequantized first
@@ -99,11 +96,11 @@ def product(
     if weights.format == "ggml" and ggml.fits(x, weights, swiglu=swiglu):
         ggml.few(x, weights, beside, out)
         return out
-    if weights.upper is not None:
-        return out if _planes(x, weights, beside, out) else None
     if _fits_lone(x, weights, outputs, norm):
         _lone(x, weights, beside, out)
         return out
+    if weights.upper is not None:
+        return out if _planes(x, weights, beside, out) else None
     if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
         if norm is not None and (NORM_APART or x.shape[0] > 1):
             x, beside = normed(x, norm, eps, offset), beside._replace(norm=None)
@@ -142,7 +139,7 @@ def product_with_tail(
     None where no kernel has room for both: that is two of `product`.
     """
     rows, columns = tail.shape
-    if rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype or weights.format not in _TAILED:
+    if rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype or weights.format == "bf16":
         return None
     if not _fits_lone(x, weights, weights.rows, norm):
         return None
@@ -165,10 +162,10 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tens
     if weights.format == "bf16":
         fast = weights.data.dtype == x.dtype and weights.columns % 8 == 0 and usable("lone_bf16")
     elif FORMATS[weights.format].zero:
-        fast = weights.group <= GROUP and usable("lone_int4")
+        fast = weights.group <= GROUP and usable("lone_codes")
     else:
-        fast = (outputs >= HEAD_OUTPUTS or fill_slices(weights)) and usable("lone")
-    return fast and _aligned(weights.data, x, norm) and (_unpacks(x) or not x.is_cuda)
+        fast = usable("lone_byte")
+    return fast and _aligned(weights.data, weights.upper, x, norm) and (_unpacks(x) or not x.is_cuda)
 
 
 def _aligned(*tensors: torch.Tensor | None) -> bool:
@@ -194,21 +191,21 @@ def _lone(
     norm, bias, residual = beside.tensors(x)
     data, scale, zero = _words(weights)
     behind = (bias, residual, out, wide, last, outputs, beside.eps)
-    tails = {"TAIL": more, "EACH_TAIL": TAIL_ROWS}
-    if FORMATS[weights.format].zero:
-        tile = int4_tile(outputs, weights, swiglu=beside.swiglu)
-        programs, constants = _by_fragments(x, weights, beside, tile, outputs)
-        wide_columns = triton.next_power_of_2(weights.columns)
-        lone_int4[(programs + more // TAIL_ROWS,)](
-            x, norm, data, scale, zero, *behind, **constants, **tails, UNIT=weights.group, WIDE=wide_columns
-        )
+    form, units = FORMATS[weights.format], hardware_of(x.device).units
+    tile = (codes_tile if form.zero else byte_tile)(outputs, weights, units, swiglu=beside.swiglu)
+    programs, constants = _by_fragments(x, weights, beside, tile, outputs)
+    constants |= {"WIDE": triton.next_power_of_2(weights.columns), "TAIL": more, "EACH_TAIL": TAIL_ROWS}
+    grid = (programs + more // TAIL_ROWS,)
+    if form.zero:
+        upper = data if weights.upper is None else weights.upper
+        constants |= {"BITS": form.bits, "UNIT": weights.group}
+        lone_codes[grid](x, norm, data, upper, scale, zero, *behind, **constants)
         return
-    units = hardware_of(x.device).units
-    rows, warps, batch = lone_tile(outputs, weights, units, swiglu=beside.swiglu)
-    programs = -(-outputs // beside.outputs(rows))
-    lone[(programs + more // TAIL_ROWS,)](
-        x, norm, data, scale, *behind, **_constants(x, weights, beside, words=True), **tails, BN=rows,
-        BATCH=batch, WARPS=min(warps, batch), num_warps=warps, **pdl(x.device),
+    each = beside.outputs(tile.rows)
+    blocks = 0 if weights.format == "int8" else 2 if outputs % each else 1
+    lone_byte[grid](
+        x, norm, data, scale, *behind, **constants, FORMAT=STORED_AS[weights.format], GROUP=weights.group,
+        BLOCKS=blocks,
     )  # fmt: skip
 
 
@@ -248,15 +245,12 @@ def _skinny(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
 
 
 def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> bool:
-    """5 and 6 bits: few rows, that the matrix unit takes, by kernels of their own, others by
-    dequantizing.
+    """5 and 6 bits: few rows, that the matrix unit takes, by a kernel of their own, others by dequantizing.
 
     False where those that could are withdrawn.
     """
     tokens, outputs = out.shape
-    lone = tokens == 1 and weights.format in LONE and weights.group % 64 == 0 and outputs >= LONE_OUTPUTS
-    lone = lone and usable("lone_planes")
-    wide = tokens > PLANES_ROWS or (x.is_cuda and not _unpacks(x)) or not (lone or usable("skinny_planes"))
+    wide = tokens > PLANES_ROWS or (x.is_cuda and not _unpacks(x)) or not usable("skinny_planes")
     if wide and not usable("dequantize_planes", "gated"):
         return False
     if beside.norm is not None and (wide or tokens > 1):
@@ -266,14 +260,6 @@ def _planes(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
         return True
     norm, bias, residual = beside.tensors(x)
     stored = planes_of(weights)
-    if lone:
-        rows, warps, batch = lone_tile(outputs, weights, hardware_of(x.device).units, swiglu=beside.swiglu)
-        lone_planes[(-(-outputs // beside.outputs(rows)),)](
-            x, norm, *stored, bias, residual, out, outputs, beside.eps,
-            **_plane_constants(x, weights, beside), BN=rows, BATCH=batch, WARPS=min(warps, batch),
-            num_warps=warps, **pdl(x.device),
-        )  # fmt: skip
-        return True
     rows, warps, batch, soon = skinny_tile(tokens, outputs, weights, swiglu=beside.swiglu)
     skinny_planes[(-(-outputs // beside.outputs(rows)),)](
         x, norm, *stored, bias, residual, out, tokens, outputs, beside.eps,

@@ -109,7 +109,7 @@ def lone_bf16(
     Args:
         w: with ASSEMBLY as int32, two weights each. 16 divides its address and those of `x` and `norm`, and 8
             divides K.
-        R, ROUNDS, FLIP, SOON, PDL: as `lone_int4` has them.
+        R, ROUNDS, FLIP, SOON, PDL: as `lone_codes` has them.
     """
     slices: tl.constexpr = (K + 32 * W * EACH - 1) // (32 * W * EACH)
     outputs: tl.constexpr = R // 2 if SWIGLU else R

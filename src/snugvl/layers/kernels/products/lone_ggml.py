@@ -379,7 +379,7 @@ def lone_ggml(
         WIDE: a power of two that holds K.
         R: rows of the weights of a program, 16 or 32; of a SWIGLU, half are gate's.
         W: warps, which have 256 columns each in turns.
-        SOON, PDL: as `lone_int4` has them.
+        SOON, PDL: as `lone_codes` has them.
     """
     slices: tl.constexpr = (K + 256 * W - 1) // (256 * W)
     outputs: tl.constexpr = R // 2 if SWIGLU else R

@@ -1,7 +1,7 @@
-"""Products with weights of 5 and 6 bits, in two planes.
+"""Products of 2 to 32 rows of input with weights of 5 and 6 bits, in two planes.
 
 The lower four bits of eight neighbours are a word, as int4 has them; their upper ones are 8 or 16 bits of a
-second plane. The planes have the same order, so the kernels for int4 (`lone.py`, `skinny.py`) say where a
+second plane. The planes have the same order, so the kernel for int4 (`skinny.py`) says where a
 thread finds its share of either. Only how the two become numbers is different, and what is subtracted: codes
 less 2^(BITS − 1), which is exact in bf16.
 
@@ -17,10 +17,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.products import lone, skinny
+from snugvl.layers.kernels.products import skinny
 from snugvl.layers.kernels.products.epilogue import rms_factor
 from snugvl.layers.kernels.products.unpack import _assembly
-from snugvl.layers.kernels.products.weights import INT8
 
 PER = tl.constexpr(8)  # weights of an element of either plane
 
@@ -83,80 +82,6 @@ def codes(words, upper, kind: tl.constexpr, BITS: tl.constexpr, ASSEMBLY: tl.con
 
 
 @triton.jit
-def _lone_stored(
-    w, upper, scale, zero, rows, first, K: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr,
-    BN: tl.constexpr, FLIP: tl.constexpr,
-):  # fmt: skip
-    """Both planes, scales and zero points of `BATCH` slices of rows."""
-    words, s = lone._stored(w, scale, rows, first, K, GROUP, BATCH, BN, INT8, PER, FLIP)
-    z = lone._factors(zero, rows, first, GROUP, K, BATCH, BN, INT8)
-    return words, lone._weights(upper, rows, first, K, BATCH, PER, FLIP), s, z
-
-
-@triton.jit
-def _lone_multiplied(
-    acc, words, upper, s, z, v, kind: tl.constexpr, BITS: tl.constexpr, BATCH: tl.constexpr,
-    BN: tl.constexpr, WARPS: tl.constexpr, PAIR: tl.constexpr, ASSEMBLY: tl.constexpr,
-):  # fmt: skip
-    """`acc` and the product, `[WARPS, 8 BN, 4]`: see `lone._diagonal`."""
-    unit: tl.constexpr = lone.UNIT
-    value = tl.reshape(codes(words, upper, kind, BITS, ASSEMBLY), [8, BATCH, BN, 1, 4, lone.EACH])
-    value = skinny._operand(value, BATCH, 8 * BN, unit, lone.EACH, PAIR, PER)
-    part, total = skinny._with_sum(value, v, BATCH, 8 * BN, 8, unit)
-    part, total = lone._diagonal(part, BATCH, BN), lone._diagonal(total, BATCH, BN)
-    part += ((1 << (BITS - 1)) - z.to(tl.float32))[:, :, None] * total
-    part *= s.to(tl.float32)[:, :, None]
-    if BATCH > WARPS:
-        part = tl.sum(tl.reshape(part, [BATCH // WARPS, WARPS, 8 * BN, 4]), 0)  # a thread's own
-    return acc + part
-
-
-@launched
-@triton.jit
-def lone_planes(
-    x, norm, w, upper, scale, zero, bias, residual, out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, WARPS: tl.constexpr,
-    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr, ASSEMBLY: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """`lone.lone` of two planes: `out[n] = x · W[n]`, for one row of input. `w`: int32 words, the lower four
-    bits of eight weights each; `upper`: their upper bits, uint8 (`BITS` 5) or int16 (6), as many."""
-    slices: tl.constexpr = (K // lone.UNIT + 7) // 8
-    last: tl.constexpr = (slices - 1) // BATCH * BATCH
-    outputs: tl.constexpr = BN // 2 if SWIGLU else BN
-    kind: tl.constexpr = x.dtype.element_ty
-    first = tl.minimum(tl.program_id(0) * outputs, N - outputs)
-    r = tl.arange(0, BN).to(tl.int64)
-    rows = first + r % outputs + r // outputs * N
-
-    words, high, s, z = _lone_stored(w, upper, scale, zero, rows, 0, K, GROUP, BATCH, BN, FLIP)
-    gain = lone._numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
-    shift = tl.load(bias + rows) if HAS_BIAS else 0.0
-    if PDL:
-        gdc_wait()
-    v = lone._numbers(x, 0, K, BATCH, FLIP)
-    added = tl.load(residual + first + tl.arange(0, outputs)) if HAS_RESIDUAL else 0.0
-    rstd = 1.0
-    if HAS_NORM:
-        rstd = rms_factor(x, eps, K, WIDE)
-    acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
-    for at in tl.range(BATCH, last + BATCH, BATCH, num_stages=1):
-        next_words, next_high, next_s, next_z = _lone_stored(
-            w, upper, scale, zero, rows, at, K, GROUP, BATCH, BN, FLIP
-        )
-        next_v = lone._numbers(x, at, K, BATCH, FLIP)
-        next_gain = lone._numbers(norm, at, K, BATCH, FLIP) if HAS_NORM else gain
-        v = lone._input(v, gain, rstd, BATCH, PAIR, PER, HAS_NORM, OFFSET)
-        acc = _lone_multiplied(acc, words, high, s, z, v, kind, BITS, BATCH, BN, WARPS, PAIR, ASSEMBLY)
-        words, high, s, z, v, gain = next_words, next_high, next_s, next_z, next_v, next_gain
-    if PDL:
-        gdc_launch_dependents()
-    v = lone._input(v, gain, rstd, BATCH, PAIR, PER, HAS_NORM, OFFSET)
-    acc = _lone_multiplied(acc, words, high, s, z, v, kind, BITS, BATCH, BN, WARPS, PAIR, ASSEMBLY)
-    lone._store(acc, shift, added, out, first, kind, BN, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
-
-
-@triton.jit
 def _skinny_multiplied(
     acc, words, upper, v, scale, zero, rows, first, groups: tl.constexpr, kind: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr,
@@ -185,7 +110,8 @@ def skinny_planes(
     SWIGLU: tl.constexpr, ASSEMBLY: tl.constexpr, EACH: tl.constexpr, PAIR: tl.constexpr,
     FLIP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`skinny.skinny` of two planes (`lone_planes`): up to 32 rows of input."""
+    """`skinny.skinny` of two planes: up to 32 rows of input. `w`: int32 words, the lower four bits of eight
+    weights each; `upper`: their upper bits, uint8 (`BITS` 5) or int16 (6), as many."""
     groups: tl.constexpr = K // GROUP
     last: tl.constexpr = (groups - 1) // BATCH * BATCH
     outputs: tl.constexpr = BN // 2 if SWIGLU else BN

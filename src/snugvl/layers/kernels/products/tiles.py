@@ -7,9 +7,10 @@ import triton
 from snugvl.core.formats import FORMATS
 from snugvl.layers.weights import Weights
 
-INT4_REGISTERS, BF16_REGISTERS = 200, 160  # of a thread, for weights and input
+CODES_REGISTERS, BF16_REGISTERS, BYTE_REGISTERS = 200, 160, 220  # of a thread, for weights and input
 SMALL = 64  # tokens; up to here a product is bound by its weights
 HEAD_OUTPUTS = 65536  # more than any layer has
+FEW_UNITS = 64  # multiprocessors; cards of 24 to 36 have tiles of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,6 @@ class Fragments:
     warps: int
     rounds: int = 0
     soon: bool = False
-
-
-def fill_slices(weights: Weights) -> bool:
-    """Whether four warps with a slice of 512 columns each have all something to do, nearly."""
-    slices = -(-weights.columns // 512)
-    return bool(8 * slices >= 7 * 4 * -(-slices // 4))
 
 
 def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
@@ -56,9 +51,9 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
     return 16, 8, 16, True
 
 
-def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
-    """Tile of one row of input times int4: the fastest of those measured that fits the registers."""
-    columns = weights.columns
+def codes_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> Fragments:
+    """Tile of `lone_codes`: the fastest of those measured for int4 that fits the registers."""
+    columns, few = weights.columns, units < FEW_UNITS
     if swiglu:
         tile = Fragments(8, 4, 4)
         if columns <= 3072:
@@ -68,9 +63,11 @@ def int4_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
     elif outputs >= 6144:
         tile = Fragments(16, 4)
     else:
-        tile = Fragments(8 if columns <= 6144 else 4, 4, soon=True)
+        tile = Fragments(8 if columns <= 6144 or few else 4, 4, soon=True)
     words = weights.group // 32
-    return _within(INT4_REGISTERS, tile, columns, 8 * weights.group, words + 2, 4 * words, fewest=4)
+    upper = 0 if weights.upper is None else -(-weights.upper.element_size() * words // 4)
+    most = CODES_REGISTERS + 40 * (swiglu if upper else few)
+    return _within(most, tile, columns, 8 * weights.group, words + upper + 2, 4 * words, fewest=4)
 
 
 def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
@@ -83,6 +80,22 @@ def bf16_tile(outputs: int, weights: Weights, *, swiglu: bool) -> Fragments:
         if columns > 4096 and not swiglu:
             tile = Fragments(4, 8, soon=True)
     return _within(BF16_REGISTERS, tile, columns, 256, 4, 4, fewest=2)
+
+
+def byte_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> Fragments:
+    """Tile of `lone_byte`, as `benchmarks/kernels/layer_tiles.py` measured it within layers of the Qwens."""
+    columns, few = weights.columns, units < FEW_UNITS
+    if swiglu or outputs >= 6144:
+        tile = Fragments(8, 4, 8) if few else Fragments(4, 4, 4)
+        if 2048 < columns <= 3072 and (few or swiglu):  # one warp has at most six slices
+            tile = Fragments(4, 1, 8)
+        elif columns <= 2048:
+            tile = Fragments(4, 2, 8) if few else Fragments(16, 4, soon=True)
+    elif columns <= 6144:
+        tile = Fragments(16 if columns <= 2048 else 8, 4, soon=True)
+    else:
+        tile = Fragments(4, 4 if columns < 12288 else 8, soon=True)
+    return _within(BYTE_REGISTERS, tile, columns, 512, 4, 9, fewest=2)
 
 
 def _within(
@@ -105,21 +118,6 @@ def _within(
             tile = replace(tile, rounds=0)
         else:
             return tile
-
-
-def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int]:
-    """Rows of a tile, warps, slices at once."""
-    if swiglu or outputs >= HEAD_OUTPUTS:
-        return 8, 1, 1
-    if not fill_slices(weights):
-        return 8, 2, 2
-    return (16 if _busy(outputs, 16, units) > 0.8 else 8), 4, 4
-
-
-def _busy(outputs: int, rows: int, places: int) -> float:
-    """Mean share of `places` that have a program, if all take equally long."""
-    programs = -(-outputs // rows)
-    return programs / (-(-programs // places) * places)
 
 
 def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:

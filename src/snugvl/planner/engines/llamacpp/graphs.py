@@ -163,8 +163,8 @@ def _feed_forward(model: Inventory, graph: Graph, summed: Node, tokens: int) -> 
 
 
 def tower_graph(vision: VisionFacts, out: int, patches: int, *, gated: bool = False) -> Graph:
-    """A picture of so many patches through Qwen's tower (`qwen3vl.cpp`); `out`: the decoder's width; `gated`:
-    its MLP has a gate, as Gemma 4's (`gemma4v.cpp`)."""
+    """A picture of `patches` patches through Qwen's tower (`qwen3vl.cpp`). `out`: the decoder's width;
+    `gated`: its MLP has a gate, as Gemma 4's (`gemma4v.cpp`)."""
     graph, hidden = Graph(), FLOAT * vision.hidden_size * patches
     pixels, positions = graph.input(FLOAT * vision.patch_dim * patches), graph.input(POSITION_BYTES * patches)
     halves = []

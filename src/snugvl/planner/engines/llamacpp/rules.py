@@ -93,7 +93,7 @@ class LlamacppRules(EngineRules):
         return None
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
-        """The GGUF in its own format, or why a model that is none can't be run."""
+        """The GGUF in its own format, or why a model that isn't a GGUF can't be run."""
         if model.facts.gguf is None:
             return Reason("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)")
         stored = stored_format(model)

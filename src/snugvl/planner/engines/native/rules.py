@@ -259,7 +259,7 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
 def parts_of(
     model: Inventory, device: Device, tower: TowerName = "auto", embedding: EmbeddingName = "auto"
 ) -> tuple[Parts, ...] | str:
-    """Parts to try on a device, best first, or why the wished places can't be had."""
+    """Parts to try on a device, best first, or why the wished places are impossible."""
     if why := _impossible(model, device, tower, embedding):
         return why
     found = [
@@ -323,7 +323,7 @@ def _no_experts(model: Inventory, device: Device, wishes: Wishes) -> str | None:
     dense = model.facts.text.mixture is None
     if wishes.experts != "cpu" or not (dense or device.cpu):
         return None
-    why = "the model is no mixture of experts" if dense else "there is no GPU to have copies of them"
+    why = "the model is not a mixture of experts" if dense else "there is no GPU to have copies of them"
     return f"experts can't be apart in host memory: {why}"
 
 

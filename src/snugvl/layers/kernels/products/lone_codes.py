@@ -1,8 +1,12 @@
-"""int4 times one row of input, by fragments (`fragments.py`).
+"""int4, int5 and int6 times one row of input, by fragments (`fragments.py`).
 
 A unit is a group of columns: scales and zero points are a thread's own, and of neighbouring bytes, too. Codes
 are put under an exponent and read as 128 more; what that is too much, and the zero point, is multiplied with
 the unit's sum, which the matrix unit computes once.
+
+The lower four bits of eight codes are a word. What int5 and int6 have above them is an element of a second
+plane in the same order: its two halves are put 16 bits apart, as codes j and j + 4 of a word are, and then
+go above the lower bits, two codes at a time.
 """
 
 from collections.abc import Iterator
@@ -15,6 +19,7 @@ from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.products.fragments import (
     PAIRS,
     beside,
+    beside_words,
     finish,
     four,
     gains_of,
@@ -38,16 +43,32 @@ def _steps(words: int, inputs: int) -> Iterator[tuple[int, int, int, tuple[int, 
         yield step, pair, place, (first, first + 4)
 
 
-def _product(words: int) -> Iterator[str]:
-    """Two rows, `words` of each: codes + 128, of places j and j + 4 of a word, which stand so already."""
+def _product(words: int, bits: int = 4) -> Iterator[str]:
+    """Two rows, `words` of each: codes + 128, of places j and j + 4 of a word, which stand so already.
+
+    Of more than 4 bits as many elements of the second plane follow the words.
+    """
+    high, rows = bits - 4, 2 * words
+    mask = 0x00100010 * (2**high - 1)
     yield "mov.f32 z, 0f00000000;"
-    for step, pair, place, inputs in _steps(words, 4 + 2 * words):
-        one, two = 4 + pair, 4 + words + pair
+    yield "mov.b32 t, 0;"
+    for word in range(rows if high else 0):  # the halves of an element, 16 bits apart
+        source = f"${4 + rows + word}"
+        if bits == 5:
+            yield f"mad.lo.u32 h{word}, {source}, 4096, {source};"
+        else:
+            yield f"prmt.b32 h{word}, {source}, t, 0x4140;"
+    for step, pair, place, inputs in _steps(words, 4 + (2 if high else 1) * rows):
+        one, two = pair, words + pair
         for register, word in enumerate((one, two, one + 1, two + 1)):
             if place:
-                yield f"shr.u32 t, ${word}, {4 * place};"
-            source = "t" if place else f"${word}"
+                yield f"shr.u32 t, ${4 + word}, {4 * place};"
+            source = "t" if place else f"${4 + word}"
             yield f"lop3.b32 a{register}, {source}, 0x000f000f, 0x43004300, 0xea;"
+            if high:
+                left = 4 - high * place
+                yield f"{'shl.b32' if left >= 0 else 'shr.u32'} t, h{word}, {abs(left)};"
+                yield f"lop3.b32 a{register}, t, 0x{mask:08x}, a{register}, 0xea;"
         yield mma("a0, a1, a2, a3", inputs, "$0, $1, $2, $3" if step else "z, z, z, z")
 
 
@@ -61,9 +82,14 @@ def _sum(words: int) -> Iterator[str]:
 
 _PRODUCT_2 = _assembly("a0, a1, a2, a3, t", ".reg .f32 z;", *_product(2))
 _PRODUCT_4 = _assembly("a0, a1, a2, a3, t", ".reg .f32 z;", *_product(4))
+_INT5_2 = _assembly("a0, a1, a2, a3, t, h<4>", ".reg .f32 z;", *_product(2, 5))
+_INT5_4 = _assembly("a0, a1, a2, a3, t, h<8>", ".reg .f32 z;", *_product(4, 5))
+_INT6_2 = _assembly("a0, a1, a2, a3, t, h<4>", ".reg .f32 z;", *_product(2, 6))
+_INT6_4 = _assembly("a0, a1, a2, a3, t, h<8>", ".reg .f32 z;", *_product(4, 6))
 _SUM_2 = _assembly("a0, a1, a2, a3", ".reg .f32 z;", *_sum(2))
 _SUM_4 = _assembly("a0, a1, a2, a3", ".reg .f32 z;", *_sum(4))
 _TAKES_8, _TAKES_12, _TAKES_16, _TAKES_24 = takes(8), takes(12), takes(16), takes(24)
+_TAKES_32 = takes(32)
 
 
 @triton.jit
@@ -92,16 +118,37 @@ def _operand(v, T: tl.constexpr, WORDS: tl.constexpr, ASSEMBLY: tl.constexpr):
 
 
 @triton.jit
-def _times(words, x, odd, T: tl.constexpr, R: tl.constexpr, WORDS: tl.constexpr, ASSEMBLY: tl.constexpr):
+def _two_rows(words, T: tl.constexpr, R: tl.constexpr, WORDS: tl.constexpr):
+    """`[T, R, WORDS]`: those of each even row, then of each odd one, `[T, R / 2]` each."""
+    one, two = tl.split(tl.permute(tl.reshape(words, [T, R // 2, 2, WORDS]), [0, 1, 3, 2]))
+    return _words(one, T, R // 2, WORDS) + _words(two, T, R // 2, WORDS)
+
+
+@triton.jit
+def _times(
+    words, upper, x, odd, T: tl.constexpr, R: tl.constexpr, WORDS: tl.constexpr, BITS: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):  # fmt: skip
     """Codes (with assembly plus 128) times the input, `[T, R]`; right where b is a / 2."""
     if not ASSEMBLY:
-        codes = (words[:, :, :, None] >> (4 * tl.arange(0, 8))[None, None, None, :]) & 15
+        place = tl.arange(0, 8)[None, None, None, :]
+        codes = (words[:, :, :, None] >> (4 * place)) & 15
+        if BITS > 4:
+            codes |= (
+                (upper.to(tl.int32)[:, :, :, None] >> ((BITS - 4) * place)) & ((1 << (BITS - 4)) - 1)
+            ) << 4
         product = codes.to(tl.float32) * x[0].to(tl.float32)[:, None, :, :]
         return in_fours(tl.sum(tl.sum(product, 3), 2), T, R)
-    one, two = tl.split(tl.permute(tl.reshape(words, [T, R // 2, 2, WORDS]), [0, 1, 3, 2]))
-    given = _words(one, T, R // 2, WORDS) + _words(two, T, R // 2, WORDS) + x
-    text: tl.constexpr = _PRODUCT_4 if WORDS == 4 else _PRODUCT_2
-    taken: tl.constexpr = _TAKES_24 if WORDS == 4 else _TAKES_12
+    given = _two_rows(words, T, R, WORDS)
+    if BITS > 4:
+        given = given + _two_rows(upper.to(tl.int32), T, R, WORDS)
+    given = given + x
+    two: tl.constexpr = _PRODUCT_2 if BITS == 4 else _INT5_2 if BITS == 5 else _INT6_2
+    long: tl.constexpr = _PRODUCT_4 if BITS == 4 else _INT5_4 if BITS == 5 else _INT6_4
+    text: tl.constexpr = long if WORDS == 4 else two
+    takes_two: tl.constexpr = _TAKES_12 if BITS == 4 else _TAKES_16
+    takes_long: tl.constexpr = _TAKES_24 if BITS == 4 else _TAKES_32
+    taken: tl.constexpr = takes_long if WORDS == 4 else takes_two
     a, b, c, d = tl.inline_asm_elementwise(text, taken, given, dtype=(tl.float32,) * 4, is_pure=True, pack=1)
     return own_of(a, b, c, d, odd, T, R // 2)
 
@@ -119,42 +166,44 @@ def _total(x, odd, T: tl.constexpr, WORDS: tl.constexpr, ASSEMBLY: tl.constexpr)
 
 @triton.jit
 def _slice(
-    w, scale, zero, row, thread, s: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr,
-    FLIP: tl.constexpr,
+    w, upper, scale, zero, row, thread, s: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, W: tl.constexpr,
+    BITS: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """Words `[T, R, UNIT / 32]`, scales and zero points `[T, R]` of rows `row` `[1, R]` in a warp's slice."""
+    """Words, and with them the second plane, `[T, R, UNIT / 32]`, scales and zero points `[T, R]`.
+
+    Of rows `row` `[1, R]` in a warp's slice.
+    """
     groups: tl.constexpr = K // UNIT
     masked: tl.constexpr = (s + 1) * 8 * W > groups
     place = s * (32 * W) + thread
     here = place // 4 < groups
     word = (place * (UNIT // 32))[:, None, None] + tl.arange(0, UNIT // 32)[None, None, :]
-    words = loaded(w, row[:, :, None] * (K // 8) + word, here, masked, "evict_first", FLIP)
+    word += row[:, :, None] * (K // 8)
+    words = loaded(w, word, here, masked, "evict_first", FLIP)
+    high = loaded(upper, word, here, masked, "evict_first", FLIP) if BITS > 4 else words
     at = row * groups + (place // 4)[:, None]
-    if masked:
-        both = tl.broadcast_to(here[:, None], at.shape)
-        scales, zeros = tl.load(scale + at, mask=both, other=0), tl.load(zero + at, mask=both, other=0)
-    else:
-        scales, zeros = tl.load(scale + at), tl.load(zero + at)
-    return words, scales, zeros
+    scales, zeros = beside_words(scale, at, here, masked, FLIP), beside_words(zero, at, here, masked, FLIP)
+    return words, high, scales, zeros
 
 
 @triton.jit
 def _rows(
-    w, scale, zero, first, N, thread, K: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
-    SWIGLU: tl.constexpr, FLIP: tl.constexpr,
+    w, upper, scale, zero, first, N, thread, K: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr,
+    W: tl.constexpr, SWIGLU: tl.constexpr, BITS: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """Words, scales and zero points of `R` rows, of each of a warp's slices."""
+    """Words, second plane, scales and zero points of `R` rows, of each of a warp's slices."""
     groups: tl.constexpr = K // UNIT
     slices: tl.constexpr = (groups + 8 * W - 1) // (8 * W)
     outputs: tl.constexpr = R // 2 if SWIGLU else R
     r = tl.arange(0, R)[None, :]
     row = r % outputs + r // outputs * N
     w += first.to(tl.int64) * (K // 8)
+    upper += first.to(tl.int64) * (K // 8)
     scale += first.to(tl.int64) * groups
     zero += first.to(tl.int64) * groups
     found = ()
     for s in tl.static_range(slices):
-        found = found + (_slice(w, scale, zero, row, thread, s, K, UNIT, W, FLIP),)
+        found = found + (_slice(w, upper, scale, zero, row, thread, s, K, UNIT, W, BITS, FLIP),)
     return found
 
 
@@ -162,16 +211,16 @@ def _rows(
 def _store(
     stored, inputs, odd, thread, bias, residual, out, first, N, kind: tl.constexpr, SLICES: tl.constexpr,
     UNIT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr, ASSEMBLY: tl.constexpr,
+    SWIGLU: tl.constexpr, BITS: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """The product of `R` rows, and what comes after it, to `out` from `first` on."""
     threads: tl.constexpr = 32 * W
     shift, added = beside(bias, residual, first, N, R, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
     acc = tl.zeros([threads, R], tl.float32)
     for s in tl.static_range(SLICES):
-        words, scale, zero = stored[s]
+        words, upper, scale, zero = stored[s]
         x, total = inputs[s]
-        part = _times(words, x, odd, threads, R, UNIT // 32, ASSEMBLY)
+        part = _times(words, upper, x, odd, threads, R, UNIT // 32, BITS, ASSEMBLY)
         zero = zero.to(tl.float32) + (128.0 if ASSEMBLY else 0.0)
         acc += (part - zero * total) * scale.to(tl.float32)
     y = summed(acc, thread, threads, R, ASSEMBLY)
@@ -180,18 +229,19 @@ def _store(
 
 @launched
 @triton.jit
-def lone_int4(
-    x, norm, w, scale, zero, bias, residual, out, tail, tail_out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
-    UNIT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, ROUNDS: tl.constexpr, HAS_NORM: tl.constexpr,
-    OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
-    TAIL: tl.constexpr, EACH_TAIL: tl.constexpr, ASSEMBLY: tl.constexpr, FLIP: tl.constexpr,
-    SOON: tl.constexpr, PDL: tl.constexpr,
+def lone_codes(
+    x, norm, w, upper, scale, zero, bias, residual, out, tail, tail_out, N, eps, K: tl.constexpr,
+    WIDE: tl.constexpr, BITS: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+    ROUNDS: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, TAIL: tl.constexpr, EACH_TAIL: tl.constexpr,
+    ASSEMBLY: tl.constexpr, FLIP: tl.constexpr, SOON: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them.
 
     Args:
         w: int32 words of eight weights; its address and those of `x` and `norm` are divided by 16, or the
             compiler would not give a thread what it must have.
+        upper: int5 and int6: as many elements of 8 or 16 bits.
         tail: `[TAIL, K]`, weights in the type of `x`, whose outputs go to `tail_out`: EACH_TAIL of them by
             each of the first programs.
         WIDE: a power of two that holds K.
@@ -218,7 +268,7 @@ def lone_int4(
     begin = program * outputs
     # The last rows are a whole tile: it computes some outputs again, the same.
     first = tl.minimum(begin, N - outputs)
-    stored = _rows(w, scale, zero, first, N, thread, K, UNIT, R, W, SWIGLU, FLIP)
+    stored = _rows(w, upper, scale, zero, first, N, thread, K, UNIT, R, W, SWIGLU, BITS, FLIP)
     gains = gains_of(norm, thread, K, UNIT, W, HAS_NORM, FLIP)
     if PDL:
         if SOON:
@@ -235,14 +285,16 @@ def lone_int4(
         for at in tl.range(begin, N, programs * outputs, num_stages=1):
             following = at + programs * outputs
             following = tl.minimum(tl.where(following < N, following, at), N - outputs)
-            next_stored = _rows(w, scale, zero, following, N, thread, K, UNIT, R, W, SWIGLU, FLIP)
+            next_stored = _rows(
+                w, upper, scale, zero, following, N, thread, K, UNIT, R, W, SWIGLU, BITS, FLIP
+            )
             _store(
                 stored, inputs, odd, thread, bias, residual, out, tl.minimum(at, N - outputs), N, kind,
-                slices, UNIT, R, W, HAS_BIAS, HAS_RESIDUAL, SWIGLU, ASSEMBLY,
+                slices, UNIT, R, W, HAS_BIAS, HAS_RESIDUAL, SWIGLU, BITS, ASSEMBLY,
             )  # fmt: skip
             stored = next_stored
     else:
         _store(
             stored, inputs, odd, thread, bias, residual, out, first, N, kind, slices, UNIT, R, W, HAS_BIAS,
-            HAS_RESIDUAL, SWIGLU, ASSEMBLY,
+            HAS_RESIDUAL, SWIGLU, BITS, ASSEMBLY,
         )  # fmt: skip
