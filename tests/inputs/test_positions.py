@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar, Tool, ToolForm, ToolUse
 from snugvl.engine.sampling.grammar import GrammarState, KeptLast, MadeMask, TokenGrammar
+from snugvl.engine.sampling.masks import unpacked
 from snugvl.errors import RequestError
 from snugvl.inputs.grammar import MASKS_BYTES, MOST_MASKS, GrammarCompiler, _State, most_masks
 from snugvl.inputs.positions import ALTERNATIVES, LONGEST, Position, comparisons
@@ -113,7 +114,7 @@ def walked(grammar: TokenGrammar, seed: int, answers: int = 6, tokens: int = 40)
             state.fill(bits)
             right, matcher = fresh(state)
             assert torch.equal(bits, right), (state._tokens, state._key)
-            ids = [i for i in range(VOCAB) if bits[i // 32] >> (i % 32) & 1]
+            ids = unpacked(bits[None], VOCAB)[0].nonzero()[:, 0].tolist()
             if made is not None:
                 known += 1
                 assert made == (bits.numpy().tobytes(), ids[0] if len(ids) == 1 else None)

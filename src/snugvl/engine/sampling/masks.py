@@ -201,14 +201,8 @@ class MaskThreads(Turns):
 class Foreseen:
     """The tokens that a choice may take behind some drafts. `allowed`: their bits; see `Mask.allowed`."""
 
-    ready = True
-
     def __init__(self, allowed: bytes) -> None:
         self.allowed = allowed
-
-    def wait(self) -> float:
-        """See `Mask.wait`."""
-        return 0.0
 
 
 class Mask:
@@ -448,7 +442,7 @@ def allowed_bits(
     rows = memoryview(bits.numpy().data).cast("B")  # numpy would let go of Python's lock for each of them
     size = 4 * bits.shape[1]
     for start, mask in zip(count(0, size), masks, strict=False):
-        if mask is not None and not mask.ready:
+        if isinstance(mask, Mask) and not mask.ready:
             mask.wait()
         rows[start : start + size] = b"\xff" * size if mask is None else mask.allowed
     return bits
