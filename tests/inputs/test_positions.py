@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar
 from snugvl.engine.sampling.grammar import KeptLast
+from snugvl.engine.sampling.masks import unpacked
 from snugvl.inputs.grammar import MASKS_BYTES, MOST_MASKS, GrammarCompiler, _State, most_masks
 from snugvl.inputs.positions import ALTERNATIVES, LONGEST, Position, comparisons
 from snugvl.inputs.tools.enforceable import referred
@@ -111,7 +112,7 @@ def walk(compiler: GrammarCompiler, schema: Schema, seed: int, answers: int = 6,
             state._matcher = matcher
             if not state._matcher.is_stopped():
                 assert torch.equal(bits, fresh(state)), (schema, state._tokens, key)
-            ids = [i for i in range(VOCAB) if bits[i // 32] >> (i % 32) & 1]
+            ids = unpacked(bits[None], VOCAB)[0].nonzero()[:, 0].tolist()
             # Ends of strings and of lists among the first of them would make all answers short.
             state.accept(draw.choice(ids))
             if state._matcher.is_stopped() or state.error:
