@@ -35,12 +35,16 @@ SMALL = 100  # lines of a module that is one of many small ones
 
 
 class House:
-    """The Python files of a revision, parsed once."""
+    """The Python files of a revision, parsed where a figure needs it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.src = {path: path.read_text(encoding="utf-8") for path in sorted((root / "src").rglob("*.py"))}
-        self.trees = {path: ast.parse(text) for path, text in self.src.items()}
+
+    def trees(self, names: str = "") -> Iterator[tuple[Path, ast.Module]]:
+        """The modules of src, parsed; of `names`, a pattern, those that have one as a literal."""
+        having = re.compile(names and f'"({names})"')
+        return ((path, ast.parse(text)) for path, text in self.src.items() if having.search(text))
 
     def lines(self, folder: str) -> int:
         """Lines of all Python files below a folder, empty ones and comments included."""
@@ -57,14 +61,12 @@ class House:
 
     def classes_twice(self) -> list[str]:
         """Names of top-level classes that two or more modules of src define."""
-        names = Counter(
-            node.name for tree in self.trees.values() for node in tree.body if isinstance(node, ast.ClassDef)
-        )
+        names = Counter(re.findall(r"^class (\w+)", "\n".join(self.src.values()), re.MULTILINE))
         return sorted(name for name, count in names.items() if count > 1)
 
     def docstrings(self) -> Iterator[tuple[str, str]]:
         """Every docstring of src: where it stands (file and line), and its first line."""
-        for path, tree in self.trees.items():
+        for path, tree in self.trees():
             for node in ast.walk(tree):
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                     text = ast.get_docstring(node)
@@ -79,12 +81,11 @@ class House:
         """Comparisons (`==`, `!=`, `in`, `is`, a `match` case) with an engine's name, outside the folders of
         the engines (in `backends/` and in `planner/engines/`), in any module of src."""
         found: list[str] = []
-        for path, tree in self.trees.items():
+        for path, tree in self.trees("|".join(ENGINES)):
             name = self.name(path)
             if re.match(rf"(backends|planner/engines)/({'|'.join(ENGINES)}|child|process)/", name):
                 continue
-            lines = (node.lineno for node in ast.walk(tree) if _asks_for(node, ENGINES))
-            found.extend(f"{name}:{line}" for line in lines)
+            found.extend(f"{name}:{node.lineno}" for node in ast.walk(tree) if _asks_for(node, ENGINES))
         return found
 
     def format_names(self) -> list[str]:
@@ -92,11 +93,10 @@ class House:
         them, outside of the table of formats. Texts and constants of other names don't count."""
         return [
             f"{self.name(path)}:{node.lineno}"
-            for path, tree in self.trees.items()
+            for path, tree in self.trees(FORMAT_NAMES.pattern)
             for node in ast.walk(tree)
             if isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and FORMAT_NAMES.fullmatch(node.value)
+            and FORMAT_NAMES.fullmatch(str(node.value))
             and self.name(path) != FORMAT_TABLE
         ]
 
@@ -104,7 +104,7 @@ class House:
         """Comparisons with the name of a wider format, of weights or of something else, in any module."""
         return [
             f"{self.name(path)}:{node.lineno}"
-            for path, tree in self.trees.items()
+            for path, tree in self.trees("|".join(WIDE_FORMATS))
             for node in ast.walk(tree)
             if _asks_for(node, WIDE_FORMATS)
         ]

@@ -96,14 +96,11 @@ SLOW = (
 
 @cache
 def imports(path: Path) -> set[str]:
-    """Modules of snugvl that a file imports, relative to the package."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return {name.removeprefix("snugvl.") for name in found if name.startswith("snugvl.")}
+    """Modules of snugvl that a file imports, relative to the package; by lines, as parsing takes seconds."""
+    lines = re.findall(
+        r"^\s*(?:from|import) snugvl\.([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return set(lines)
 
 
 def below(name: str, rooms: set[str]) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,14 @@ def run_in_shell(code: str, environment: dict[str, str]) -> str:
     return run.stdout
 
 
-@pytest.mark.parametrize("example", all_examples(), ids=lambda example: example.name)
+def case_of(example: Example) -> Any:
+    """Three commands of client.md import everything once each: server.md has one of them, and
+    `tests/cli/test_server_option.py` and `test_top.py` have all of them in one process."""
+    again = example.name.startswith("client.md") and example.language == "sh"
+    return pytest.param(example, id=example.name, marks=pytest.mark.extended if again else ())
+
+
+@pytest.mark.parametrize("example", [case_of(example) for example in all_examples()])
 def test_the_example_works(
     example: Example,
     url: str,

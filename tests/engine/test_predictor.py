@@ -99,9 +99,9 @@ def learn(folder: Path) -> None:
              for (name, _), line in lines.items()]  # fmt: skip
     torch.manual_seed(0)
     predictor = predictor_in(folder, model)
-    optimizer = torch.optim.AdamW(predictor.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(predictor.parameters(), lr=4e-3)
     head = model.get_output_embeddings()
-    for _ in range(60):
+    for _ in range(30):
         loss = torch.zeros(())
         for embedded, positions, hidden, ids in texts:
             found = predictor(embedded[:, 1:-1], hidden[:, :-2], positions[:, :, :-2])
