@@ -63,8 +63,8 @@ def test_every_kernel_takes_part(mixes: dict[str, Any]) -> None:
     entry = re.compile(r"^@launched\n@triton\.jit.*\ndef (\w+)", re.MULTILINE)
     sources = [path.read_text(encoding="utf-8") for path in KERNELS.rglob("*.py")]
     names = {name for source in sources for name in entry.findall(source)}
-    rounding = {"round_groups"}  # which the loader compiles
-    assert names - rounding == {name for mix in mixes.values() for name in mix["known"]}
+    others = {"round_groups", "gemv"}  # which the loader compiles; one row of float32, and before Ampere
+    assert names - others == {name for mix in mixes.values() for name in mix["known"]}
     assert len(names) >= 14
 
 

@@ -139,7 +139,7 @@ def product_with_tail(
     None where no kernel has room for both: that is two of `product`.
     """
     rows, columns = tail.shape
-    if rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype or weights.format == "bf16":
+    if rows % TAIL_ROWS or columns % 128 or tail.dtype != x.dtype or weights.data.dtype == x.dtype:
         return None
     if not _fits_lone(x, weights, weights.rows, norm):
         return None
@@ -201,8 +201,7 @@ def _lone(
         constants |= {"BITS": form.bits, "UNIT": weights.group}
         lone_codes[grid](x, norm, data, upper, scale, zero, *behind, **constants)
         return
-    each = beside.outputs(tile.rows)
-    blocks = 0 if weights.format == "int8" else 2 if outputs % each else 1
+    blocks = 0 if len(scale) == weights.rows else 2 if outputs % beside.outputs(tile.rows) else 1
     lone_byte[grid](
         x, norm, data, scale, *behind, **constants, FORMAT=STORED_AS[weights.format], GROUP=weights.group,
         BLOCKS=blocks,
