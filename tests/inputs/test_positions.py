@@ -86,15 +86,20 @@ def nested(part: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 schemas = st.recursive(scalars(), nested, max_leaves=6)
 
 
-def fresh(state: _State) -> tuple[torch.Tensor, LLMatcher]:
-    """The mask of a matcher that has taken the same tokens and shares nothing, and that matcher."""
+def own_matcher(state: _State) -> LLMatcher:
+    """A matcher that has taken the same tokens and shares nothing."""
     matcher: LLMatcher = state._lent.owner.make()  # type: ignore[union-attr]
     assert matcher.consume_tokens(state._tokens)
+    return matcher
+
+
+def mask_of(matcher: LLMatcher, state: _State) -> torch.Tensor:
+    """The mask of a matcher, corrected as the state's are."""
     bits = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
     matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
     assert not matcher.is_error(), matcher.get_error()
     state._correct(bits)
-    return bits, matcher
+    return bits
 
 
 def walk(compiler: GrammarCompiler, schema: Schema, seed: int, answers: int = 6, tokens: int = 40) -> int:
@@ -107,13 +112,13 @@ def walked(grammar: TokenGrammar, seed: int, answers: int = 6, tokens: int = 40)
     draw, known = random.Random(seed), 0
     for _ in range(answers):
         state: Any = grammar.start()
+        matcher = own_matcher(state)
         made: MadeMask | None = None
         for _ in range(tokens):
             bits = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
             taken = state._taken
             state.fill(bits)
-            right, matcher = fresh(state)
-            assert torch.equal(bits, right), (state._tokens, state._key)
+            assert torch.equal(bits, mask_of(matcher, state)), (state._tokens, state._key)
             ids = unpacked(bits[None], VOCAB)[0].nonzero()[:, 0].tolist()
             if made is not None:
                 known += 1
@@ -122,7 +127,9 @@ def walked(grammar: TokenGrammar, seed: int, answers: int = 6, tokens: int = 40)
             if matcher.is_stopped() or state._panic:
                 break
             # Ends of strings and of lists among the first of them would make all answers short.
-            made = state.accept(draw.choice(ids))
+            token = draw.choice(ids)
+            made = state.accept(token)
+            assert matcher.consume_token(token)
         assert state.error is None
         assert state._taken == len(state._tokens)
     return known
@@ -337,7 +344,7 @@ def test_how_a_character_may_go_on(compiler: GrammarCompiler, backend: Backend, 
             continue
         for byte in begun:
             state.accept(tokens[bytes([byte])])
-        own = fresh(state)[0].tolist()
+        own = mask_of(own_matcher(state), state).tolist()
         assert masks.setdefault(state._position.key, own) == own
         assert GOING_ON.setdefault(state._position.key, own) == own
 
