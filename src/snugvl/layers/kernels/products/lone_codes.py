@@ -1,8 +1,8 @@
 """int4, int5 and int6 times one row of input, by fragments (`fragments.py`).
 
 A unit is a group of columns: scales and zero points are a thread's own, and of neighbouring bytes, too. Codes
-are put under an exponent and read as 128 more; what that is too much, and the zero point, is multiplied with
-the unit's sum, which the matrix unit computes once.
+are put under an exponent and read as 128 more; that excess, and the zero point, is multiplied with the unit's
+sum, which the matrix unit computes once.
 
 The lower four bits of eight codes are a word. What int5 and int6 have above them is an element of a second
 plane in the same order: its two halves are put 16 bits apart, as codes j and j + 4 of a word are, and then
