@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product as product_of
+from typing import Any
 
 import pytest
 import torch
@@ -226,6 +227,25 @@ def test_a_tile_of_fragments_fits_into_a_threads_registers(
         of_row, wide = {"bf16": (4, 256), "fp8": (4, 512)}.get(kind, (group // 32 + 2, 8 * group))
         slices = -(-columns // (wide * tile.warps))
         assert slices * of_row * tile.rows * (2 if tile.rounds else 1) <= 192
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "columns", "swiglu", "few", "many"),
+    [
+        ("fp8", 6144, 2048, True, (4, 2, 8, False), (16, 4, 0, True)),
+        ("fp8", 6144, 2560, False, (4, 1, 8, False), (4, 4, 4, False)),
+        ("int8", 12288, 4096, True, (8, 4, 8, False), (4, 4, 4, False)),
+        ("int4", 2560, 9728, False, (8, 4, 0, True), (4, 4, 0, True)),
+    ],
+)
+def test_cards_with_few_multiprocessors_have_tiles_of_their_own(
+    kind: FormatName, outputs: int, columns: int, swiglu: bool, few: Any, many: Any
+) -> None:
+    """As they were measured on an H200, held to 30 of its multiprocessors and whole."""
+    weights = Weights(kind, outputs, columns, torch.empty(0), group=64 if kind == "int4" else 128)
+    make = tiles.codes_tile if kind == "int4" else tiles.byte_tile
+    assert make(outputs, weights, 30, swiglu=swiglu) == Fragments(*few)
+    assert make(outputs, weights, 132, swiglu=swiglu) == Fragments(*many)
 
 
 def test_weights_of_another_type_than_the_input_are_left_to_other_kernels(

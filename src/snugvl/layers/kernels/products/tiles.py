@@ -66,7 +66,7 @@ def codes_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> F
         tile = Fragments(8 if columns <= 6144 or few else 4, 4, soon=True)
     words = weights.group // 32
     upper = 0 if weights.upper is None else -(-weights.upper.element_size() * words // 4)
-    # What is beyond costs more elsewhere: here the compiler finds room, and fewer rows would be slower.
+    # So tiles that were measured with int4 fit for few multiprocessors, and beside a second plane.
     most = CODES_REGISTERS + 40 * (swiglu if upper else few)
     return _within(most, tile, columns, 8 * weights.group, words + upper + 2, 4 * words, fewest=4)
 
