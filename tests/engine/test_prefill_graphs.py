@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from snugvl.core.config import EngineConfig
+from snugvl.engine.batch import Shape
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.cache import CudaCapturer, GraphCache, GraphKey, Pool, Work, captured
 from snugvl.engine.graphs.prefill import size_of
@@ -384,3 +385,17 @@ def test_no_graph_holds_a_step_of_more_tokens_than_the_network_says() -> None:
     for runner, steps in ((free, True), (few, False)):
         runner.use_spare_graphs()
         assert (runner._steps is not None) == steps
+
+
+def test_graphs_of_drafts_have_no_more_tokens_than_a_step_where_the_gpu_fetches_experts() -> None:
+    """Each token more would have experts of its own brought."""
+    config = EngineConfig(num_blocks=8, block_size=4, step_graph_tokens=16)
+    free, few = (Engine(model, config)._runner for model in (Toy(), Few()))
+    sizes = []
+    for runner in (free, few):
+        runner.use_spare_graphs()
+        assert runner._steps is not None
+        sizes.append([runner._steps._shape(Shape(n, 1, 4, 2, 0)).tokens for n in (2, 3, 8)])
+    assert sizes == [[8, 8, 8], [2, 3, 8]]
+    assert few._steps is not None
+    assert few._steps._most == Few().capturable_tokens

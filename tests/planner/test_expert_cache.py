@@ -187,12 +187,12 @@ def test_hits_are_those_published() -> None:
 
 @pytest.mark.parametrize(
     ("slots", "sequences", "sizes"),
-    [(None, 4, (1, 2, 4)), (7, 4, ()), (8, 4, (1,)), (44, 4, (1, 2, 4)), (44, 8, (1, 2, 4)), (20, 3, (1, 2))],
+    [(None, 4, (1, 2, 4)), (1, 4, ()), (2, 4, (1,)), (11, 4, (1, 2, 4)), (11, 8, (1, 2, 4)), (5, 3, (1, 2))],
 )
-def test_graphs_are_those_of_steps_whose_experts_all_have_slots(
+def test_graphs_are_those_of_steps_whose_experts_all_get_slots(
     slots: int | None, sequences: int, sizes: tuple[int, ...]
 ) -> None:
-    """Eight of a token: the network says the same (`capturable_tokens`)."""
+    """Eight of a token, in four rounds: the network says the same (`capturable_tokens`)."""
     found = choice(weights="int4")
     made_ = found.settings._replace(expert_slots=slots, sequences=sequences)
     assert native.recorded_sizes(found.option.model, made_) == sizes
@@ -269,3 +269,34 @@ def test_a_loader_gets_slots_and_the_kind_of_memory() -> None:
         assert (storage.expert_slots, storage.experts_pinned) == (12, pinned)
     assert storage_of(settings._replace(expert_slots=None)).expert_slots is None
     assert COUNT < expert_cache.HALF, "a room is never larger than a layer"
+
+
+def of_35b(on: Machine = SMALL, **said: Any) -> Choice:
+    facts = catalogue_facts("Qwen/Qwen3.6-35B-A3B-FP8")
+    assert facts is not None
+    return require(solve([Candidate(facts)], on, Wishes(backend="native", experts="cpu", **said)))
+
+
+def test_more_memory_never_has_fewer_experts_on_the_gpu() -> None:
+    """What is left beside a slot fills the pool, and decides nothing: a larger pool reached so by chance had
+    been worth half of the slots."""
+    large = replace(SMALL, gpus=machine(24 * GIB).gpus)
+    found = [
+        of_35b(large, weights="int4", context=4096, memory_bytes=memory * MIB).settings.expert_slots or 0
+        for memory in range(6900, 8000, 200)
+    ]
+    assert found == sorted(found)
+    assert found[0] >= 24
+
+
+@pytest.mark.parametrize("system", ["linux", "wsl2"])
+def test_steps_with_drafts_have_graphs_where_the_gpu_fetches_experts(system: Any) -> None:
+    on = replace(SMALL, os=system)
+    found = of_35b(on, weights="int4", speculation="mtp")
+    assert found.settings.predictor
+    assert found.settings.draft_graphs == (system == "linux")
+    assert (found.footprint.named(POOL) > 0) == (system == "linux")
+    assert not found.settings.step_graphs
+    plain_ = of_35b(on, weights="int4").settings
+    assert not plain_.predictor, "its memory is worth more as slots, unless it is asked for"
+    assert (plain_.expert_slots or 0) > (found.settings.expert_slots or 0)

@@ -9,6 +9,7 @@ KVFormat = Literal["bf16", "fp8"]
 SpeculationName = Literal["auto", "off", "ngram", "mtp"]
 
 DEFAULT_BLOCK_SIZE = 16
+EXPERT_ROUNDS = 4  # in which a GPU fetches a step's experts from host memory, at most (`models.expert_cache`)
 RECENT = 96  # tokens of each sequence whose hidden states are kept for its predictor (`engine.predictor`)
 
 

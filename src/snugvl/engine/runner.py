@@ -73,8 +73,8 @@ class Runner:
 
     def use_spare_graphs(self) -> None:
         """Run steps with parts of prompts, drafts and small pictures by CUDA graphs from now on."""
-        if self.model.capturable_tokens is not None:
-            return  # such steps have too many tokens
+        if self.model.capturable_tokens is not None and not self._config.step_graph_tokens:
+            return  # such steps have too many tokens, but for drafts
         graphs = self.graph_cache
         if self.drafter is not None:
             self.drafter.graphs = graphs

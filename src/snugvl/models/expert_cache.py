@@ -23,10 +23,11 @@ Source: LRFU, Lee et al. 2001, https://doi.org/10.1109/TC.2001.970573.
 Of host memory that isn't page-locked a copy holds up the host. So there it is asked for when the work before
 it is on its way to the GPU.
 
-In page-locked memory a step of few tokens needs no host: the GPU gives every expert of the step a slot, and
+In page-locked memory a step of few tokens needs no host: the GPU gives the experts of the step slots, and
 reads those that it misses where they are (`kernels/products/expert_slots.py`). What is in the slots is known
 on the GPU alone then, and the host asks for it before a step of many tokens. So a CUDA graph may hold steps
-of so few tokens that all their experts have slots at once, and no others: there the host reads the choice.
+of so few tokens that all their experts have had slots after `EXPERT_ROUNDS` rounds, and no others: there the
+host reads the choice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from snugvl.core.config import EXPERT_ROUNDS
 from snugvl.layers.device import to_device
 from snugvl.layers.experts import ExpertRound, Experts
 from snugvl.layers.replaced import by_kernels, usable
@@ -85,14 +87,14 @@ class InPlace:
         """One round of all experts."""
         experts = self._experts
         slots = min(self.device_slots, REHEARSED)
-        if 0 < ids.numel() <= slots and by_kernels(ids, *KERNELS):
+        if 0 < ids.numel() <= EXPERT_ROUNDS * slots and by_kernels(ids, *KERNELS):
             if self._slots is None:
                 room = torch.empty(_bytes_of(experts, slots), dtype=torch.uint8, device=ids.device)
                 state = SlotState.empty(experts.count, slots)
                 self._slots = DeviceSlots(
                     state, _Place(experts, slots, room), _host_planes(experts), ids.device
                 )
-            yield self._slots.round(ids)
+            yield from self._slots.rounds(ids)
             return
         table = torch.arange(experts.count, dtype=torch.int32, device=ids.device)
         yield ExpertRound(experts.gate_up_proj.weights, experts.down_proj.weights, table)
@@ -217,20 +219,22 @@ class DeviceSlots:
         """`host`: tensors of all experts, `[experts, bytes]` each, that the GPU may read."""
         self.state, self._slots = state.to(device), slots
         self._brought = torch.empty(slots.count, 2, dtype=torch.int32, device=device)
+        self._table = torch.empty(2, len(state.where), dtype=torch.int32, device=device)
         planes = [
             (source.data_ptr(), target.data_ptr(), source.shape[1] // WORD_BYTES)
             for source, target in zip(host, slots.planes, strict=True)
         ]
         self._planes = torch.tensor(planes, dtype=torch.int64, device=device)
 
-    def round(self, ids: torch.Tensor) -> ExpertRound:
-        """All experts of `ids` `[tokens, used]`, which has no more values than there are slots."""
+    def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
+        """All experts of `ids` `[tokens, used]`, in one round where it has no more values than slots."""
         from snugvl.layers.kernels.products.expert_slots import take_slots  # needs triton, which GPUs bring
 
         state = self.state
-        parts = state.counts, state.where, state.scores, state.held
-        take_slots(ids, parts, self._brought, self._planes, DECAY)
-        return self._slots.round(state.where)
+        parts = state.counts, state.where, state.scores, state.held, self._table
+        for first in range(0, ids.numel(), self._slots.count):
+            take_slots(ids, parts, self._brought, self._planes, DECAY, later=first > 0)
+            yield self._slots.round(self._table[0])
 
 
 class _Place:
@@ -326,9 +330,10 @@ class LayerSlots:
 
     def rounds(self, ids: torch.Tensor) -> Iterator[ExpertRound]:
         """Experts in slots first, then the others as they arrive, and the host waits for `ids`; of few tokens
-        all at once, without waiting."""
-        if self._on_device is not None and ids.numel() <= self.device_slots and by_kernels(ids, *KERNELS):
-            yield self._on_device.round(ids)
+        without waiting."""
+        few = ids.numel() <= EXPERT_ROUNDS * self.device_slots
+        if self._on_device is not None and few and by_kernels(ids, *KERNELS):
+            yield from self._on_device.rounds(ids)
             return
         self._learn()
         try:

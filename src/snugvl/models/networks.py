@@ -14,6 +14,7 @@ from snugvl.checkpoint.architecture import ModelConfig, TextConfig
 from snugvl.checkpoint.facts import PREDICTOR
 from snugvl.checkpoint.families import network_class
 from snugvl.checkpoint.families.qwen2_5_vl import ALIASES
+from snugvl.core.config import EXPERT_ROUNDS
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
@@ -139,7 +140,7 @@ class LoadableNetwork(nn.Module):
         mixture = self.config.text.mixture
         if self.expert_cache is None or mixture is None:
             return None
-        return self.expert_cache.device_slots // mixture.used
+        return EXPERT_ROUNDS * self.expert_cache.device_slots // mixture.used
 
     @property
     def dtype(self) -> torch.dtype:

@@ -324,7 +324,10 @@ class Fitter:
             settings = self._keeping(settings, EACH * settings.sequences, self.spare_bytes(settings))
             settings = self._caching(settings)
             following = self.goals[min(self.goals.index(goal) + 1, len(self.goals) - 1)]
-            settings = self._quicker(self._filled(settings, following.pool))
+            most = following.pool
+            if settings.expert_slots is not None:  # what is less than a slot reaches no goal by chance
+                most = max(most - BLOCK_TOKENS, settings.kv_tokens)
+            settings = self._quicker(self._filled(settings, most))
         return self.fitted(settings, goal.tokens)
 
     def _keeping(self, settings: Settings, most: int, spare_bytes: int | None = None) -> Settings:
@@ -372,13 +375,15 @@ class Fitter:
         if settings.images and self.spare_bytes(kept) >= ROOMY_BYTES:
             settings = kept
         graphs = settings._replace(step_graphs=True, draft_graphs=False)
-        if self._records(settings) and self.spare_bytes(graphs) >= ROOMY_BYTES:
+        if self._records(graphs) and self.spare_bytes(graphs) >= ROOMY_BYTES:
             settings = graphs
         return settings
 
     def _records(self, settings: Settings) -> bool:
-        """Whether steps may be CUDA graphs beside decodes: no tower and no experts of theirs stream."""
-        recordable = settings.vision == "gpu" and settings.expert_slots is None
+        """Whether steps with drafts, or with `step_graphs` those of prompts, may be CUDA graphs: their tower
+        doesn't stream, nor do experts but those that a GPU fetches for a few tokens."""
+        few = not (settings.step_graphs or settings.eager)
+        recordable = settings.vision == "gpu" and (few or settings.expert_slots is None)
         return self.wishes.step_graphs and recordable and not self.cpu
 
     def guessing(self, settings: Settings) -> Settings | None:
@@ -390,6 +395,8 @@ class Fitter:
         mine = settings._replace(predictor=True, draft_graphs=not settings.step_graphs)
         if not self._records(mine) or not self.option.gives(mine) or settings.sequences == 1:
             return None  # drafts take the rows of sequences that don't run
+        if settings.expert_slots is not None:
+            return None  # its memory would be that of slots, which every step needs
         least = mine._replace(
             pool_tokens=max(settings.kv_tokens // 2, settings.context),
             state_snapshots=min(settings.state_snapshots, SNAPSHOTS),

@@ -2,12 +2,14 @@
 of experts that are all at hand."""
 
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
 
+from snugvl.core.config import EXPERT_ROUNDS
 from snugvl.engine.precompile import InPlace
 from snugvl.layers import replaced
 from snugvl.layers.experts import Experts
@@ -18,6 +20,9 @@ from snugvl.models.host_memory import page_locked, unit_bytes
 from tests.draws import draws
 
 pytest.importorskip("triton")
+from snugvl.layers.kernels.products import expert_slots
+from snugvl.layers.kernels.products.expert_slots import take_slots
+
 COUNT, HIDDEN, WIDTH = 8, 32, 32
 USED = 2
 
@@ -84,7 +89,7 @@ def check(layer: LayerSlots) -> None:
 
 STEPS = st.lists(
     st.lists(
-        st.lists(st.integers(0, COUNT - 1), min_size=USED, max_size=USED, unique=True), min_size=1, max_size=4
+        st.lists(st.integers(0, COUNT - 1), min_size=USED, max_size=USED, unique=True), min_size=1, max_size=7
     ),
     min_size=1,
     max_size=5,
@@ -92,11 +97,12 @@ STEPS = st.lists(
 
 
 @draws(30)
-@given(STEPS, st.integers(2, COUNT), st.sampled_from(["bf16", "int8", "int4"]))
+@given(STEPS, st.integers(1, COUNT), st.sampled_from(["bf16", "int8", "int4"]))
 def test_steps_that_the_gpu_and_the_host_choose_for_are_exact_and_count(
     steps: list[list[list[int]]], slots: int, weights: FormatName
 ) -> None:
-    """A step of more pairs than slots is the host's; both leave the other what is true."""
+    """A step of more pairs than slots has several rounds, in which an expert crosses once; one of many more
+    is the host's. Both leave the other what is true."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     right = experts_of(device, weights)
     ours, layer = cached(device, slots, weights)
@@ -104,9 +110,19 @@ def test_steps_that_the_gpu_and_the_host_choose_for_are_exact_and_count(
     for step in steps:
         ids = torch.tensor(step, dtype=torch.int32, device=device)
         needed, before = set(ids.flatten().tolist()), set(layer.held)
-        assert torch.equal(through(ours, ids), through(right, ids))
+        brought = list[int]()
+
+        def seen(ids: torch.Tensor, *rest: Any, later: bool) -> None:
+            take_slots(ids, *rest, later=later)
+            rows = rest[1][: min(ids.numel(), slots)].tolist()
+            brought.extend(expert for expert, _ in rows if expert >= 0)  # noqa: B023
+
+        with patch.object(expert_slots, "take_slots", seen):
+            assert torch.equal(through(ours, ids), through(right, ids))
         hits, misses = hits + len(needed & before), misses + len(needed - before)
         assert layer.counts == (hits, misses)
+        if ids.numel() <= EXPERT_ROUNDS * slots:
+            assert sorted(brought) == sorted(needed - before)
         if ids.numel() <= slots:
             assert needed <= set(layer.held)
         check(layer)
@@ -149,9 +165,12 @@ def test_a_router_that_is_broken_asks_for_nothing_that_isnt_there(device: torch.
     assert layer.counts == (0, 1)
 
 
-def test_a_rehearsal_launches_both_and_copies_experts(device: torch.device) -> None:
+def test_a_rehearsal_launches_both_and_copies_experts(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right, ours = experts_of(device, "int8"), experts_of(device, "int8")
     ours.places = InPlace(ours, 5)
+    monkeypatch.setattr(expert_cache, "EXPERT_ROUNDS", 1)
     for ids in ([[0, 3]], [[7, 3], [1, 2]], [[0, 1], [2, 3], [4, 5]]):
         chosen = torch.tensor(ids, dtype=torch.int32, device=device)
         assert torch.equal(through(ours, chosen), through(right, chosen))

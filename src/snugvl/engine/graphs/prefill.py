@@ -88,8 +88,12 @@ class StepGraphs:
         self._hidden = hidden
         self._hidden_rows = 0 if hidden is None else len(hidden)
         self._graphs = graphs
-        least = config.step_graph_tokens
+        least, most = config.step_graph_tokens, model.capturable_tokens
         self._most = least or size_of(config.max_batched_tokens, pictured=True)
+        # A token more than a step has would have experts of its own brought.
+        self._exact = 0 if most is None else FEWEST[0]
+        if most is not None:
+            self._most = min(self._most, most)
         self._max_sequences = config.max_num_seqs
         self._blocks = table_width(-(-config.max_model_len // cache.block_size))
         self._seen = False  # whether the last step had placeholders, whose rows are still there
@@ -131,8 +135,10 @@ class StepGraphs:
 
     def _shape(self, exact: Shape) -> Shape:
         """The shape of the smallest graph that holds a step."""
-        tokens = size_of(exact.tokens, pictured=exact.pictured > 0)
-        sizes = [size for size in (1, FEW) if size < self._max_sequences]
+        tokens = exact.tokens
+        if tokens > self._exact:
+            tokens = size_of(tokens, pictured=exact.pictured > 0)
+        sizes = [size for size in (1, FEW) if size < self._max_sequences and not self._exact]
         wanted = max(exact.sequences, exact.logits)  # drafts have rows of logits of their own
         lines = next((size for size in sizes if size >= wanted), self._max_sequences)
         pictured = tokens if tokens >= FINE else 0

@@ -34,6 +34,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from snugvl.checkpoint.facts import ModelFacts
+from snugvl.core.config import EXPERT_ROUNDS
 from snugvl.core.formats import BITSANDBYTES, FEW_BITS, FORMATS, Format
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
@@ -285,12 +286,12 @@ def expert_cache_bytes(model: Inventory, settings: Settings) -> int:
 def recordable_tokens(model: Inventory, settings: Settings) -> int | None:
     """Tokens of the largest step of our engine that a CUDA graph may hold; None: of any.
 
-    With experts in host memory that is a step whose experts all have slots at once, and the GPU fetches them.
+    With experts in host memory that is a step whose experts the GPU fetches, `EXPERT_ROUNDS` times all slots.
     """
     mixture, slots = model.facts.text.mixture, settings.expert_slots
     if mixture is None or slots is None:
         return None
-    return 0 if settings.eager else slots // mixture.used
+    return 0 if settings.eager else EXPERT_ROUNDS * slots // mixture.used
 
 
 def expert_host_bytes(model: Inventory, settings: Settings) -> int:

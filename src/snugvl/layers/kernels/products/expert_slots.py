@@ -6,6 +6,10 @@ An expert that has no slot takes that of the lowest score, and none of those tha
 where it is: page-locked host memory is part of the GPU's addresses. No number goes to the host, so the
 experts of a step are known to nobody else, and a CUDA graph may hold both kernels.
 
+A step that may need more experts than there are slots has several rounds. In each of them as many experts get
+a slot as there are, of those that no round before it had, so every expert crosses once. How many rounds there
+are follows from the number of pairs: the last ones often have nothing to do.
+
 Which expert has which slot is kept in `models/expert_cache.py`'s `SlotState`.
 """
 
@@ -21,25 +25,29 @@ PROGRAMS = 16  # of a tensor of an expert
 
 
 @launched
-@triton.jit(do_not_specialize=["pairs", "tokens", "slots"])
+@triton.jit(do_not_specialize=["pairs", "tokens", "slots", "later"])
 def place_experts(
-    ids, counts, where, scores, held, brought, pairs, tokens, slots, COUNT: tl.constexpr, WIDE: tl.constexpr,
-    DECAY: tl.constexpr, STEP: tl.constexpr,
+    ids, counts, where, scores, held, table, brought, pairs, tokens, slots, later, COUNT: tl.constexpr,
+    WIDE: tl.constexpr, DECAY: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Give each expert of `ids` `[pairs]` a slot; one program.
+    """Give experts of `ids` `[pairs]` slots, all of them if there are enough; one program.
 
     Args:
         counts: `[2]` int32, experts found in slots and brought until now.
         where: `[COUNT]` int32, slot of each expert or -1.
         scores: `[COUNT]` float32.
-        held: `[slots]` int32, expert in each slot or -1; at least as many as pairs.
-        brought: `[pairs, 2]` int32, written: experts to bring and their slots, then -1.
+        held: `[slots]` int32, expert in each slot or -1.
+        table: `[2, COUNT]` int32, written: the slot that each expert has in this round, or -1; and whether
+            it had one in this round or one before it.
+        brought: `[pairs or slots, 2]` int32, the fewer, written: experts to bring and their slots, then -1.
+        later: 0 in the first round of a step, then 1.
     """
     number = tl.arange(0, WIDE)
     expert_there, slot_there = number < COUNT, number < slots
     place = tl.load(where + number, mask=expert_there, other=0)
     score = tl.load(scores + number, mask=expert_there, other=0)
     owner = tl.load(held + number, mask=slot_there, other=-1)
+    had = tl.load(table + COUNT + number, mask=expert_there & (later > 0), other=0)
     worth = tl.load(scores + owner, mask=owner >= 0, other=-1) * DECAY
     times = tl.zeros([WIDE], tl.int32)
     busy = tl.zeros([WIDE], tl.int32)
@@ -48,15 +56,16 @@ def place_experts(
         each = tl.load(ids + at, mask=at < pairs, other=-2)
         times += tl.sum((number[:, None] == each[None, :]).to(tl.int32), 1)
         busy += tl.sum((owner[:, None] == each[None, :]).to(tl.int32), 1)
-        tl.store(brought + 2 * at, -1, mask=at < pairs)
-    needed = (times > 0) & expert_there
+        tl.store(brought + 2 * at, -1, mask=at < tl.minimum(pairs, slots))
+    needed = (times > 0) & expert_there & (had == 0)
     absent = needed & (place < 0)
     missing = tl.sum(absent.to(tl.int32), 0)
     hits = tl.load(counts) + tl.sum(needed.to(tl.int32), 0) - missing
-    misses = tl.load(counts + 1) + missing
-    worth = tl.where(slot_there & (busy == 0), worth, float("inf"))
+    misses = tl.load(counts + 1) + tl.where(later > 0, 0, missing)
+    free = slot_there & ((busy == 0) | (later > 0))  # later none that is in a slot is needed any more
+    worth = tl.where(free, worth, float("inf"))
     tl.debug_barrier()  # all is read before any of it is written
-    for index in range(missing):
+    for index in range(tl.minimum(missing, tl.sum(free.to(tl.int32), 0))):
         expert = tl.min(tl.where(absent, number, WIDE), 0)
         slot = tl.min(tl.where(worth == tl.min(worth, 0), number, WIDE), 0)
         old = tl.sum(tl.where(number == slot, owner, 0), 0)
@@ -69,7 +78,10 @@ def place_experts(
     tl.store(counts, hits)
     tl.store(counts + 1, misses)
     tl.store(where + number, place, mask=expert_there)
-    tl.store(scores + number, score * DECAY + times.to(tl.float32) / tokens, mask=expert_there)
+    tl.store(table + number, tl.where(had == 0, place, -1), mask=expert_there)
+    tl.store(table + COUNT + number, had | (place >= 0).to(tl.int32), mask=expert_there)
+    used = score * DECAY + times.to(tl.float32) / tokens
+    tl.store(scores + number, tl.where(later > 0, score, used), mask=expert_there)
     tl.store(held + number, owner, mask=slot_there)
 
 
@@ -97,20 +109,21 @@ def bring_experts(brought, planes, WORDS: tl.constexpr, PROGRAMS: tl.constexpr):
 
 def take_slots(
     ids: torch.Tensor, parts: tuple[torch.Tensor, ...], brought: torch.Tensor, planes: torch.Tensor,
-    decay: float,
+    decay: float, *, later: bool,
 ) -> None:  # fmt: skip
-    """Give each expert of `ids` `[tokens, used]` a slot, and fill those of experts that had none.
+    """Give experts of `ids` `[tokens, used]` slots, as many as there are, and fill those that were given.
 
     Args:
-        parts: counts, slots of experts, scores, experts of slots, as `place_experts` has them.
-        brought: `[pairs or more, 2]` int32, written over.
+        parts: counts, slots of experts, scores, experts of slots, table, as `place_experts` has them.
+        brought: `[slots, 2]` int32, written over.
         planes: see `bring_experts`.
         decay: by which scores are multiplied.
+        later: whether it isn't the first round of the step.
     """
     count, slots, pairs = len(parts[1]), len(parts[3]), ids.numel()
     place_experts[(1,)](
-        ids, *parts, brought, pairs, len(ids), slots, COUNT=count, WIDE=triton.next_power_of_2(count),
-        DECAY=decay, STEP=STEP, num_warps=4,
+        ids, *parts, brought, pairs, len(ids), slots, int(later), COUNT=count,
+        WIDE=triton.next_power_of_2(count), DECAY=decay, STEP=STEP, num_warps=4,
     )  # fmt: skip
-    grid = (pairs, len(planes), PROGRAMS)
+    grid = (min(pairs, slots), len(planes), PROGRAMS)
     bring_experts[grid](brought, planes, WORDS=WORDS, PROGRAMS=PROGRAMS, num_warps=4)

@@ -17,6 +17,7 @@ good: the same as for the graphs of decode steps, where those need it.
 
 from typing import Final
 
+from snugvl.core.config import EXPERT_ROUNDS
 from snugvl.core.formats import LOW_BIT
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.native import hybrid
@@ -44,11 +45,13 @@ TABLE: Final = 16  # a block table's width is a multiple of
 SMALL_BYTES: Final = 8 << 20  # of the pool, for small tensors
 MOST: Final = 24  # recordings at a time
 MOST_OF_DRAFTS: Final = 6  # of those steps: two numbers of tokens, three of sequences
+MOST_OF_EXPERTS: Final = 8  # of those steps with experts in host memory: 2 to 8 tokens, and 16
 # The driver's part of each kernel of a recording. On an H200: 1.7 MiB for about 500 (prompts on 2B-FP8), 3.1
 # for 830 (4B-FP8), 1.0 to 1.3 for 290 (pictures).
 NODE_BYTES: Final = 4 << 10
 TOWER_LAYER_KERNELS: Final = 12
 ROUTED: Final = 6  # scores, choice, order, two products, sum (`layers/kernels/products/grouped.py`)
+FETCHED: Final = 4  # of each round of experts: their slots, their copies, two products
 POOL: Final = "CUDA graphs of other steps"  # than of decodes
 LIBRARY: Final = "cuBLAS workspace of these"
 DRIVER: Final = "driver's part of these"
@@ -79,7 +82,9 @@ def step_graph_components(
 
 def recordings(settings: Settings) -> int:
     """Number of such graphs that there may be at a time."""
-    return MOST if settings.step_graphs else MOST_OF_DRAFTS
+    if settings.step_graphs:
+        return MOST
+    return MOST_OF_DRAFTS if settings.expert_slots is None else MOST_OF_EXPERTS
 
 
 def _step_kernels(model: Inventory, settings: Settings) -> int:
@@ -90,7 +95,7 @@ def _step_kernels(model: Inventory, settings: Settings) -> int:
         products = 2 * sum(slices(*shape, settings.itemsize) for shape in (qkv, output, down))
         products += 3 * slices(w.i, 2 * w.h, settings.itemsize)
     if model.facts.text.mixture:
-        products += ROUTED
+        products += ROUTED + (0 if settings.expert_slots is None else EXPERT_ROUNDS * FETCHED)
     # Two norms, rotation and cache, attention, two residuals; a linear layer has six in place of two of them.
     others = 10 if hybrid.has_states(model) else 6
     return model.facts.text.num_layers * (others + products)
