@@ -1,8 +1,7 @@
 """Our server and another one, in one run on one machine: first token, decode, throughput, and the ratios.
 
     python benchmarks/versus.py FOLDER --weights fp8 --peer-path /tmp/vllm --out-folder results/
-    python benchmarks/versus.py FOLDER --goals qwen3.5 --peer-path /tmp/vllm \\
-        --peer-options "--gdn-prefill-backend triton"
+    python benchmarks/versus.py FOLDER --peer-path /tmp/vllm --peer-options "--gdn-prefill-backend triton"
     python benchmarks/versus.py FOLDER --image none --prompt-tokens 8 --levels 1:16 --no-peer  # short texts
     python benchmarks/versus.py pocket --device cpu --levels 1:3,2:4 --image 256x256 --max-tokens 16 \\
         --peer 'python -m snugvl serve pocket --device cpu --quiet --port {port}'        # without a GPU
@@ -10,7 +9,7 @@
 Each server is started, asked at every level once to warm up, then measured `--repeat` times, by the
 machinery of `snugvl bench`: the same pictures and texts for both, streamed, greedy, answers of equal length.
 The peer is vLLM with CUDA graphs unless `--peer` says otherwise; `--peer-path` is where its packages are.
-Prints both tables, the ratios (ours to the peer's) and the goals; saves both as `snugvl bench --json`.
+Prints both tables and the ratios (ours to the peer's); saves both as `snugvl bench --json`.
 """
 
 import argparse
@@ -32,7 +31,7 @@ import httpx
 from serving import serve
 from snugvl.bench.measure import BenchmarkRun, BenchmarkSettings, free_port
 from snugvl.bench.report import as_text, compare, report
-from snugvl.bench.result import ALL, EACH, FIRST_TOKEN, BenchmarkResult, Metric, StartTimes, to_json
+from snugvl.bench.result import BenchmarkResult, StartTimes, to_json
 from snugvl.bench.workload import Workload
 
 POLL_S = 0.1
@@ -54,18 +53,6 @@ VLLM = (
     '--max-model-len 4096 --limit-mm-per-prompt \'{{"image":1,"video":0}}\' --gpu-memory-utilization 0.30 '
     "--disable-uvicorn-access-log"
 )
-# (clients, figure, least or most of ours to the peer's) of issues 5 and 18.
-GOALS: dict[str, tuple[tuple[int, Metric, float], ...]] = {
-    "qwen3-vl": (
-        (1, EACH, 2.0),
-        (1, FIRST_TOKEN[0], 0.67),
-        (8, ALL, 1.2),
-        (8, FIRST_TOKEN[0], 1.0),
-        (32, ALL, 1.1),
-        (32, FIRST_TOKEN[0], 1.0),
-    ),
-    "qwen3.5": ((1, EACH, 1.4), (1, FIRST_TOKEN[0], 0.6), (8, ALL, 1.3), (32, ALL, 1.1)),
-}
 
 
 class PeerDied(Exception):
@@ -168,28 +155,6 @@ def theirs(command: str, model: str, path: str | None, log: Path, question: Ques
         return question.ask(peer.url, ready_s)
 
 
-def judged(mine: BenchmarkResult, other: BenchmarkResult, goals: str) -> list[str]:
-    """Each goal with its ratio, where both have the level."""
-    lines = []
-    levels = {level.clients: level for level in other.levels}
-    for level in mine.levels:
-        for clients, metric, bound in GOALS[goals]:
-            if clients != level.clients or clients not in levels:
-                continue
-            own, their = metric.of(level), metric.of(levels[clients])
-            if not own or not their:
-                continue
-            ratio = own / their
-            met = ratio >= bound if metric.higher_is_better else ratio <= bound
-            sign = "≥" if metric.higher_is_better else "≤"
-            lines.append(
-                f"{clients:>3} clients  {metric.name:<28}{metric.shown(level):>8} : "
-                f"{metric.shown(levels[clients]):<8} = {ratio:.2f} ({sign} {bound})  "
-                f"{'met' if met else 'MISSED'}"
-            )
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -208,7 +173,6 @@ def main() -> None:
         "--peer", default=VLLM, help="Its command; {python}, {model} and {port} are filled in."
     )
     parser.add_argument("--peer-options", default="", help="added to its command")
-    parser.add_argument("--goals", choices=GOALS, default="qwen3-vl")
     parser.add_argument("--peer-path", help="PYTHONPATH of the peer.")
     parser.add_argument("--serve", default="", help="Further options of ours: --serve=--no-step-graphs")
     parser.add_argument("--no-peer", action="store_true", help="Only ours.")
@@ -239,7 +203,6 @@ def main() -> None:
     (folder / f"versus_{arguments.name}_peer.json").write_text(to_json(other))
     print(as_text(report(other)))
     print(as_text(compare(other, mine, ("peer", "snugvl"))))
-    print("\n".join(judged(mine, other, arguments.goals)), flush=True)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Network, PredictingNetwork
 
 MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is right less often than the last
+MOST_FETCHING: Final = 2  # where the experts of each of them cross PCI Express, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Drafter:
         hidden: `[slots · RECENT + 1, hidden]`, hidden states of the last `RECENT` tokens of each sequence:
             that of token `i` at `slot · RECENT + i mod RECENT`; the last row belongs to no sequence.
         graphs: where its graphs are; None: it goes launch by launch.
+        most: drafts of a sequence in a step.
     """
 
     def __init__(self, model: PredictingNetwork, cache: KVCache, config: EngineConfig) -> None:
@@ -66,6 +68,7 @@ class Drafter:
         assert hidden is not None, "a network without a predictor"
         self.hidden = hidden
         self.graphs: GraphCache | None = None
+        self.most = MOST_DRAFTS if model.capturable_tokens is None else MOST_FETCHING
         self._last: PendingDrafts | None = None
         self._model, self._cache = model, cache
         self._rows = _size(config.max_num_seqs)

@@ -55,7 +55,7 @@ from typing import Final
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.drafts import DeviceDrafts, Drafts, NgramIndex, NgramProposer
-from snugvl.engine.predictor import MOST_DRAFTS, Drafter
+from snugvl.engine.predictor import Drafter
 from snugvl.engine.request import Sampled, TokenOutput
 from snugvl.engine.sampling.penalties import penalizes
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
@@ -239,7 +239,7 @@ class Speculation:
                 asked.append(each)
                 width = max(width, drafts.width)
         if asked:
-            self._drafter.ask(asked, min(width, MOST_DRAFTS, -(-room // len(sequences))), pool)
+            self._drafter.ask(asked, min(width, self._drafter.most, -(-room // len(sequences))), pool)
 
     def _drafts(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share.
