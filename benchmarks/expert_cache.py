@@ -1,8 +1,7 @@
 """Experts in host memory on our own engine: tokens a second by how often they are found on the GPU.
 
     python benchmarks/expert_cache.py CHECKPOINT [--weights int4] [--memory 7200MiB] [--hits 0 40 60 80]
-    python benchmarks/expert_cache.py CHECKPOINT --pageable [--whole] [--out FILE]
-    python benchmarks/expert_cache.py CHECKPOINT --drafts 0 1 2 3
+    python benchmarks/expert_cache.py CHECKPOINT [--pageable] [--whole] [--drafts 0 1 2 3] [--out FILE]
     python benchmarks/expert_cache.py CHECKPOINT --device cpu --weights bf16 --slots 2 --tokens 8 --prompt 40
 
 CHECKPOINT may have random weights (`random_checkpoint.py`): its router's choices are replaced in steps of

@@ -139,11 +139,14 @@ def main() -> None:
             shutil.copy(arguments.tokenizer / name, out / name)
     fit_preprocessors(out, found[0].images)
     config = configuration(dict(found[0].config), Tokenizer.from_folder(out), arguments.layers)
-    if found[1].quantization == "fp8":
-        config["quantization_config"] = dict(FP8_BLOCKS)
-    (out / "config.json").write_text(json.dumps(config, indent=1))
     facts = catalogue_facts(arguments.model)
     assert facts is not None
+    if found[1].quantization == "fp8":  # vLLM believes the list, not the files
+        wide = [
+            t.name.removesuffix(".weight") for t in facts.tensors if t.dtype == "BF16" and len(t.shape) > 1
+        ]
+        config["quantization_config"] = {**FP8_BLOCKS, "modules_to_not_convert": wide}
+    (out / "config.json").write_text(json.dumps(config, indent=1))
     tensors = [each for each in facts.tensors if layer_of(each.name) < (arguments.layers or math.inf)]
     # A GPU draws them in a hundredth of the time.
     generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu").manual_seed(0)

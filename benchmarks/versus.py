@@ -1,7 +1,6 @@
 """Our server and another one, in one run on one machine: first token, decode, throughput, and the ratios.
 
-    python benchmarks/versus.py FOLDER --weights fp8 --peer-path /tmp/vllm --out-folder results/
-    python benchmarks/versus.py FOLDER --peer-path /tmp/vllm --peer-options "--gdn-prefill-backend triton"
+    python benchmarks/versus.py FOLDER --peer-path /tmp/vllm [--peer-options "--gdn-prefill-backend triton"]
     python benchmarks/versus.py FOLDER --image none --prompt-tokens 8 --levels 1:16 --no-peer  # short texts
     python benchmarks/versus.py pocket --device cpu --levels 1:3,2:4 --image 256x256 --max-tokens 16 \\
         --peer 'python -m snugvl serve pocket --device cpu --quiet --port {port}'        # without a GPU
