@@ -131,6 +131,7 @@ class Stage:
     """A network for an engine on the CPU: it lets one without memory do the work, and answers with zeros."""
 
     device, dtype = torch.device("cpu"), torch.bfloat16
+    expert_cache = None
 
     def __init__(self, network: LoadableNetwork, config: EngineConfig) -> None:
         text = network.config.text

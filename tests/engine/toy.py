@@ -59,6 +59,7 @@ class Toy(nn.Module):
     """`Network` in miniature."""
 
     plan = CONFIG
+    expert_cache = None
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()

@@ -17,7 +17,9 @@ from hypothesis import given
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.engine import Engine
+from snugvl.engine.memory import allocate, expert_bytes, reallocate
 from snugvl.engine.precompile import network_from, outline_of
+from snugvl.engine.pressure import DeviceMemory, PlannedBytes, PressureMonitor, sizes
 from snugvl.layers.experts import Experts
 from snugvl.layers.ggml import LAYOUTS, GgmlType
 from snugvl.layers.weights import FormatName
@@ -373,3 +375,61 @@ def test_a_gpu_answers_the_same_with_no_slots_some_and_all(family: str, pinned: 
     right = answers(loaded(None))
     for slots in (0, 4, COUNT):
         assert answers(loaded(slots)) == right
+
+
+class Shared:
+    """A device that other programs use, too, with a clock that only tests turn."""
+
+    def __init__(self) -> None:
+        self.free, self.now = 1 << 33, 0.0
+
+    def watch(self) -> PressureMonitor:
+        def read() -> DeviceMemory:
+            return DeviceMemory(self.free, 0)
+
+        return PressureMonitor(read, PlannedBytes(0), clock=lambda: self.now)
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.sample("page-locked")
+def test_other_programs_get_slots_as_well_and_answers_stay(
+    made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, asked = made(Options()), request("a", PICTURE)
+    right = tokens(run(Engine(load(folder, None), CONFIG), asked)["a"])
+    ours, device = load(folder, 5), Shared()
+    experts, engine = ours.expert_cache, Engine(ours, CONFIG, device.watch())
+    full, said, slots = experts.nbytes, list[int](), list[int]()
+    engine.add(asked)
+    while engine.has_work:
+        device.now += 1
+        said += [each.token_id for each in engine.step() if each.token_id is not None]
+        device.free = 0 if 3 <= len(said) < 6 else 1 << 33
+        slots.append(experts.slots)
+        assert (experts.nbytes == full) == (experts.slots == 5)
+        assert all(len(each.held) <= experts.slots for each in experts.layers)
+    assert said == right
+    assert min(slots) == expert_cache.LEAST_SLOTS
+    assert slots[0] == slots[-1] == 5, "they come back"
+    assert f"and {min(slots)} experts of each layer have copies on the GPU" in caplog.text
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.sample("page-locked")
+def test_where_another_program_is_faster_slots_and_blocks_are_fewer_together(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = load(made(Options()), 4)
+    cache, experts, resize = allocate(ours, CONFIG), ours.expert_cache, ExpertCache.resize
+
+    def short(self: ExpertCache, slots: int) -> None:
+        if slots > 2:
+            raise torch.OutOfMemoryError
+        resize(self, slots)
+
+    monkeypatch.setattr(ExpertCache, "resize", short)
+    blocks = CONFIG.num_blocks
+    reallocate(cache, sizes(blocks), CONFIG, CONFIG.max_num_seqs, experts)
+    assert (cache.num_blocks, experts.slots) == (blocks // 2, 2)
+    assert experts.nbytes == experts.bytes_of(2)
+    assert expert_bytes(ours, CONFIG)(blocks // 2) == experts.nbytes  # type: ignore[misc]

@@ -16,7 +16,14 @@ from snugvl.engine.choosing import forced_tokens
 from snugvl.engine.claims import DeviceClaim
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.ahead import choose, decode_in_flight, decodes_on, launch_next
-from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, prefill_beside_decodes, state_bytes
+from snugvl.engine.memory import (
+    MemoryReclaimer,
+    allocate,
+    config_for,
+    expert_bytes,
+    prefill_beside_decodes,
+    state_bytes,
+)
 from snugvl.engine.pressure import POLL_S, PressureMonitor
 from snugvl.engine.recovery import Recovery
 from snugvl.engine.request import Sampled, TokenOutput
@@ -51,7 +58,8 @@ class StepLoop:
         self._runner = Runner(model, self._cache, self._encoder, config)
         self._reclaimer = None
         if monitor is not None:
-            monitor.begin(config, self._cache.nbytes // config.num_blocks, state_bytes(self._cache))
+            block_bytes, beside = self._cache.nbytes // config.num_blocks, expert_bytes(model, config)
+            monitor.begin(config, block_bytes, state_bytes(self._cache), beside)
             self._reclaimer = MemoryReclaimer(monitor, config, self._scheduler, self._encoder, self._runner)
         self._in_flight: InFlight | None = None  # a step whose tokens are not read yet
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it

@@ -6,12 +6,14 @@ Keys and values are allocated by blocks, recurrent states by slots, with a share
     drop the CUDA graphs of prompts; if that is not enough:
     preempt all ─► drop graphs and encodings ─► free the KV cache ─► make it anew ─► claim the workspace again
 
+Slots for experts in host memory (`models/expert_cache.py`) are made anew with it, and are empty then.
+
 The cache is one piece of memory, of which no part can be given back alone. Between letting go of it and
 having it again in another size another program may be faster; so there are smaller sizes to fall back to.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -26,6 +28,7 @@ from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Scheduler
 from snugvl.layers.device import pooled_bytes, release
 from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.models.batch import Network
+from snugvl.models.expert_cache import ExpertCache
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +89,14 @@ def _states(model: Network, config: EngineConfig) -> StateCache | None:
 def state_bytes(cache: KVCache) -> int:
     """Bytes of one sequence's recurrent state."""
     return 0 if cache.states is None else cache.states.nbytes // cache.states.rows
+
+
+def expert_bytes(model: Network, config: EngineConfig) -> Callable[[int], int] | None:
+    """Bytes of the slots for experts by the number of KV blocks; None where no experts are in host memory."""
+    experts = model.expert_cache
+    if experts is None:
+        return None
+    return lambda blocks: experts.bytes_of(experts.part(blocks, config.num_blocks)) if blocks else 0
 
 
 class MemoryReclaimer:
@@ -160,12 +171,16 @@ class MemoryReclaimer:
         self._encoder.cache_bytes = 0 if blocks < self._monitor.most else self._config.encoder_cache_bytes
         self._encoder.clear()
         self._runner.graph_cache.clear()
-        reallocate(cache, sizes(blocks), self._config, self._slots)
+        experts = self._runner.model.expert_cache
+        reallocate(cache, sizes(blocks), self._config, self._slots, experts)
+        self._runner.limit_graphs()
         slots = self._config.max_num_seqs if cache.states is None else cache.states.slots
         self._monitor.slots = slots
         self._scheduler.resize(cache.num_blocks, slots)
         self.claim_workspace()
-        tokens = cache.num_blocks * cache.block_size
+        tokens, also = cache.num_blocks * cache.block_size, ""
+        if experts is not None:
+            also = f", and {experts.slots} experts of each layer have copies on the GPU"
         if self._monitor.late_bytes > self._late_bytes:
             self._late_bytes = self._monitor.late_bytes
             logger.warning(
@@ -173,10 +188,10 @@ class MemoryReclaimer:
                 *(self._late_bytes >> 20, tokens),
             )
         elif blocks <= before:
-            logger.warning("other programs need memory: the KV cache shrinks to %d tokens", tokens)
+            logger.warning("other programs need memory: the KV cache shrinks to %d tokens%s", tokens, also)
             self._monitor.notify()
         else:
-            logger.warning("there is memory again: the KV cache grows to %d tokens", tokens)
+            logger.warning("there is memory again: the KV cache grows to %d tokens%s", tokens, also)
 
     def start(self) -> None:
         """Hold the whole workspace from the first step on, in the thread of all steps.
@@ -209,11 +224,17 @@ class MemoryReclaimer:
             return  # what is needed of it is asked for when it is needed
 
 
-def reallocate(cache: KVCache, sizes: Iterable[int], config: EngineConfig, slots: int) -> None:
+def reallocate(
+    cache: KVCache,
+    sizes: Iterable[int],
+    config: EngineConfig,
+    slots: int,
+    experts: ExpertCache | None = None,
+) -> None:
     """Resize a cache to the first of `sizes`, in blocks, that fits, or to none; all blocks are empty.
 
     States for `slots` sequences, with their snapshots, are allocated first; for one sequence, or none, where
-    memory lacks.
+    memory lacks. `experts` get the same share of theirs as the blocks.
 
     The old memory goes back to the driver before, so nothing may hold views of it, no CUDA graph either.
     """
@@ -221,6 +242,8 @@ def reallocate(cache: KVCache, sizes: Iterable[int], config: EngineConfig, slots
     cache.resize(0)
     if cache.states is not None and slots != cache.states.slots:
         cache.states.resize(0)
+    if experts is not None:
+        experts.free()
     release(device)
     states = cache.states
     if states is not None and not states.slots and not _allocate_states(states, config, slots):
@@ -228,7 +251,10 @@ def reallocate(cache: KVCache, sizes: Iterable[int], config: EngineConfig, slots
     for size in sizes:
         try:
             cache.resize(size)
+            if experts is not None:
+                experts.resize(experts.part(size, config.num_blocks))
         except torch.OutOfMemoryError:
+            cache.resize(0)
             continue
         return
 

@@ -11,6 +11,8 @@ that are captured on their first use. The cache is what can be given: whatever i
     blocks  ├─ least ─┤├─ what admitted requests need ─┤├─ given at once ─┤
                        └─ given as they end: what comes new must fit into `target`, or is refused
 
+Recurrent states and slots for a mixture's experts go with the blocks, in proportion.
+
 So everything that was admitted can finish, and a hungry neighbour is fed as fast as answers end.
 
 Our own process can also be the neighbour: the driver takes memory when kernels load late, of which torch's
@@ -165,11 +167,23 @@ class PressureMonitor:
         self.given_bytes = self.late_bytes = 0
         self.full = self.most = self.least = self.target = self._block_bytes = self._state_bytes = 0
         self.slots = self._all_slots = 0
-        self._snapshots_beside: Callable[[int], int] = lambda _: 0
+        self._snapshots_beside: Callable[[int], int] = _nothing
+        self._beside: Callable[[int], int] = _nothing
 
-    def begin(self, config: EngineConfig, block_bytes: int, state_bytes: int = 0) -> None:
-        """Set the cache that is watched. `state_bytes`: of one sequence's recurrent state."""
-        self._snapshots_beside = config.snapshots_beside
+    def begin(
+        self,
+        config: EngineConfig,
+        block_bytes: int,
+        state_bytes: int = 0,
+        beside: Callable[[int], int] | None = None,
+    ) -> None:
+        """Set the cache that is watched.
+
+        Args:
+            state_bytes: of one sequence's recurrent state.
+            beside: bytes of what shrinks and grows with the cache, by the number of its blocks.
+        """
+        self._snapshots_beside, self._beside = config.snapshots_beside, beside or _nothing
         self.full = self.most = self.target = config.num_blocks
         self.slots = self._all_slots = config.max_num_seqs
         self._block_bytes, self._state_bytes = block_bytes, state_bytes
@@ -191,7 +205,8 @@ class PressureMonitor:
         if blocks < kept:  # it couldn't even have that
             self.target = max(blocks, self.least)
             self.slots = max(self.slots, 1)
-            return kept if slack >= (kept - blocks) * self._block_bytes else blocks
+            more = (kept - blocks) * self._block_bytes + self._beside(kept) - self._beside(blocks)
+            return kept if slack >= more else blocks
         short = self._late(memory, blocks, kept)
         if slack < max(LOW_BYTES, min(taken, MOST_AGAIN_BYTES)):
             short = max(short, self._short(slack, taken))
@@ -271,7 +286,8 @@ class PressureMonitor:
         return max((whole - self._bytes(self.least, self._slots_for(self.least))) // STEPS, self._block_bytes)
 
     def _bytes(self, blocks: int, slots: int) -> int:
-        return blocks * self._block_bytes + (slots + self._snapshots_beside(slots)) * self._state_bytes
+        states = (slots + self._snapshots_beside(slots)) * self._state_bytes
+        return blocks * self._block_bytes + states + self._beside(blocks)
 
     def _slots_for(self, blocks: int) -> int:
         """Sequences that may run with `blocks` blocks; where states take memory, in proportion to them."""
@@ -323,6 +339,10 @@ class PressureMonitor:
     def _to_come(self, blocks: int, held_bytes: int) -> int:
         given = self._bytes(self.full, self._all_slots) - self._bytes(blocks, self.slots)
         return self._planned.total_bytes - self.given_bytes - given - held_bytes
+
+
+def _nothing(_: int) -> int:
+    return 0
 
 
 def sizes(blocks: int) -> list[int]:

@@ -55,20 +55,32 @@ class Runner:
         if model.config.text.predictors:
             self.drafter = Drafter(cast(PredictingNetwork, model), cache, config)
         self._hidden = None if self.drafter is None else self.drafter.hidden
-        most = model.capturable_tokens
-        self.has_graphs = model.device.type == "cuda" and recordable() and most != 0
+        self._recordable = model.device.type == "cuda" and recordable()
+        self.has_graphs = self._recordable and model.capturable_tokens != 0
         capturer = CudaCapturer(model.device, partial(stream_on, model.device, CAPTURES))
         self.graph_cache = GraphCache(capturer, model, config.step_graph_bytes if self.has_graphs else 0)
         if self.drafter is not None:  # drafts stand in that memory
             self.graph_cache.on_void("spare", self.drafter.forget)
-        sizes = [size for size in SIZES if most is None or size <= max(most, 1)]
         self.graphs = DecodeGraphs(
-            model, cache, config.max_model_len, self.graph_cache, sizes, hidden=self._hidden
+            model, cache, config.max_model_len, self.graph_cache, self._sizes(), hidden=self._hidden
         )
         self.compilations = compilations(model.device)  # those that a step waits for
         self._config = config
         self._steps: StepGraphs | None = None
         if self.graph_cache.on:
+            self.use_spare_graphs()
+
+    def _sizes(self) -> tuple[int, ...]:
+        most = self.model.capturable_tokens
+        return tuple(size for size in SIZES if most is None or size <= max(most, 1))
+
+    def limit_graphs(self) -> None:
+        """Let graphs hold no more tokens than the network says now. None is captured, and no step runs."""
+        if self.model.capturable_tokens is None:
+            return
+        self.has_graphs = self._recordable and self.model.capturable_tokens > 0
+        self.graphs.sizes = self._sizes()
+        if self._steps is not None:
             self.use_spare_graphs()
 
     def use_spare_graphs(self) -> None:

@@ -10,6 +10,7 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.device import to_device
 from snugvl.layers.kv_cache import KVCache
+from snugvl.models.expert_cache import ExpertCache
 
 GridTHW = tuple[int, int, int]
 """Patches of an image or video: temporal patches, rows, columns. Its tokens are t·h·w / merge²."""
@@ -91,9 +92,13 @@ class ForwardBatch:
 
 
 class Network(Protocol):
-    """A network as the engine sees it. Dtype and device are those of its weights."""
+    """A network as the engine sees it. Dtype and device are those of its weights.
+
+    `expert_cache`: the slots of experts that are in host memory; None where all are on the device.
+    """
 
     config: ModelConfig
+    expert_cache: ExpertCache | None
 
     @property
     def dtype(self) -> torch.dtype: ...

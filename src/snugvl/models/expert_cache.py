@@ -32,6 +32,7 @@ host reads the choice.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -57,6 +58,7 @@ from snugvl.models.host_memory import (
 
 HALF: Final = 16  # experts that a half of the room holds, and that are asked for at a time
 HALF_LIFE: Final = 16  # steps
+LEAST_SLOTS: Final = 2  # that no other program gets: eight experts of a token take `EXPERT_ROUNDS` rounds
 REHEARSED: Final = 16  # slots with which kernels are compiled and checked
 KERNELS: Final = ("place_experts", "bring_experts")
 WORD_BYTES: Final = 8  # that a GPU copies at a time
@@ -136,7 +138,15 @@ def _bytes_of(experts: Experts, slots: int) -> int:
 
 
 class ExpertCache:
-    """The slots of all layers, and the room that they share. `layers`: of each layer with experts."""
+    """The slots of all layers, and the room that they share.
+
+    Attributes:
+        layers: of each layer with experts; empty after `free`.
+        slots: slots of a layer.
+        full: slots of a layer where no other program needs memory.
+        nbytes: bytes on the device.
+        host_nbytes: bytes of all experts in host memory.
+    """
 
     def __init__(
         self, layers: Sequence[Experts], slots: int, place: torch.Tensor, copies: Copies, *, pinned: bool
@@ -145,11 +155,41 @@ class ExpertCache:
 
         `pinned`: whether all of the host memory is page-locked.
         """
-        device = place.device if pinned and place.is_cuda else None
-        half = _half_bytes(layers)
-        self.nbytes, start = len(place), 2 * half
+        self._experts, self._copies, self._pinned = tuple(layers), copies, pinned
+        self._device, self.full = place.device, slots
         self.host_nbytes = sum(unit_bytes(each) for each in layers)
         self.layers: list[LayerSlots] = []
+        self._bytes_of = cache(partial(cache_bytes, layers))
+        self._fill(slots, place)
+
+    def part(self, share: int, whole: int) -> int:
+        """Slots of a layer where the cache has `share` of `whole` of its memory."""
+        return max(self.full * share // max(whole, 1), min(LEAST_SLOTS, self.full))
+
+    def bytes_of(self, slots: int) -> int:
+        """Bytes on the device with so many slots a layer."""
+        return self._bytes_of(slots)
+
+    def free(self) -> None:
+        """Let go of the memory on the device, which nothing may use any more; no step can run then."""
+        self.layers.clear()
+        self.slots = self.nbytes = 0
+        for experts in self._experts:
+            experts.places = None
+
+    def resize(self, slots: int) -> None:
+        """Have so many slots a layer, all of them empty, after `free`.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for them.
+        """
+        self._fill(slots, torch.empty(self.bytes_of(slots), dtype=torch.uint8, device=self._device))
+
+    def _fill(self, slots: int, place: torch.Tensor) -> None:
+        layers, copies, pinned = self._experts, self._copies, self._pinned
+        device = place.device if pinned and place.is_cuda else None
+        half = _half_bytes(layers)
+        self.slots, self.nbytes, start = slots, len(place), 2 * half
         for experts in layers:
             end = start + _bytes_of(experts, slots)
             halves = [

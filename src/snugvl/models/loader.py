@@ -215,7 +215,8 @@ def load_model(
     host = to_host(units, pinned=storage.streamed == "pinned")
     pinned = experts_to_host(apart, device, pinned=storage.experts_pinned)
     sizes = [room_bytes(units, [len(each) for each in host]), cache_bytes(apart, storage.expert_slots or 0)]
-    give_memory(model, device, sizes)
+    give_memory(model, device, sizes[:1])
+    # The last is a piece of its own: other programs may need it.
     room, slots = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
     rounding.join()
     with closing(Readers(opened.stored, device, readers, piece_bytes)) as reading:

@@ -98,7 +98,10 @@ class Replay(PendingTokens):
 
 
 class DecodeGraphs:
-    """Decode steps of each size: their buffers, and their graphs in the engine's `GraphCache`."""
+    """Decode steps of each size: their buffers, and their graphs in the engine's `GraphCache`.
+
+    `sizes`: numbers of sequences, ascending; they change only where no graph is captured.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class DecodeGraphs:
         self._cache = cache
         self._hidden = hidden
         self._table_width = -(-max_model_len // cache.block_size)
-        self._sizes = tuple(sizes)
+        self.sizes = tuple(sizes)
         self._graphs = graphs
         self._batches: dict[int, _DecodeBatch] = {}
         self._allowed: torch.Tensor | None = None  # masks of the largest size; made when there are some
@@ -123,7 +126,7 @@ class DecodeGraphs:
     @property
     def largest(self) -> int:
         """Sequences of the largest graph."""
-        return max(self._sizes)
+        return max(self.sizes)
 
     def ensure(self, sequences: int) -> bool:
         """Capture the graph for `sequences` sequences if it is missing; returns whether there is one."""
@@ -132,7 +135,7 @@ class DecodeGraphs:
 
     def capture_next(self, sequences: int) -> bool:
         """Capture the smallest missing graph for up to `sequences` sequences; returns whether more are."""
-        missing = [size for size in self._sizes if size < 2 * sequences and self._graphs.lacks(_key(size))]
+        missing = [size for size in self.sizes if size < 2 * sequences and self._graphs.lacks(_key(size))]
         if missing:
             self.ensure(missing[0])
         return len(missing) > 1
@@ -213,7 +216,7 @@ class DecodeGraphs:
         self._allowed = None
 
     def _size(self, sequences: int) -> int:
-        return next(size for size in self._sizes if size >= sequences)
+        return next(size for size in self.sizes if size >= sequences)
 
 
 @cache
