@@ -680,10 +680,7 @@ class MessageAnswer:
         usage, choice = await self.answer.complete(), self.answer.choices[0]
         content = [_block(block.first, block.text) for block in choice.blocks]
         return self._message(
-            content,
-            stop_reason=self._stop_reason(usage),
-            stop_sequence=choice.stop,
-            usage=_usage(usage),
+            content, stop_reason=self._stop_reason(usage), stop_sequence=choice.stop, usage=_usage(usage)
         )
 
     async def events(self) -> AsyncGenerator[Event]:

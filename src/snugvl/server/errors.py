@@ -121,9 +121,7 @@ def error_body(error: Exception, family: Family, request_id: str) -> dict[str, A
         detail = {"type": kind, "message": message}
         return {"type": "error", "error": detail, "request_id": request_id}
     kind = OPENAI_TYPES.get(status, default)
-    return {
-        "error": {"message": message, "type": kind, "param": param_of(error), "code": code_of(error)},
-    }
+    return {"error": {"message": message, "type": kind, "param": param_of(error), "code": code_of(error)}}
 
 
 def error_response(error: Exception, scope: Scope) -> JSONResponse:
