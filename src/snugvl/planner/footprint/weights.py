@@ -39,7 +39,7 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.footprint import layer_bytes
-from snugvl.planner.footprint.total import Component, up
+from snugvl.planner.footprint.total import Component, predicted, up
 from snugvl.planner.inventory import PARTS, Inventory, Part, TensorGroup, group_of, widths
 from snugvl.planner.settings import Settings
 
@@ -386,7 +386,7 @@ def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Componen
     exact = sum(size * count for size, count in resident)
     rounding = max(0, rules.segment_bytes(resident) - exact)
     why = "one segment, and small ones"
-    parts.append(Component("allocator rounding", Kind.ROUNDING, rounding, basis="predicted", why=why))
+    parts.append(predicted("allocator rounding", Kind.ROUNDING, rounding, why=why))
     return tuple(parts)
 
 
