@@ -32,6 +32,7 @@ from snugvl.errors import (
     SnugvlError,
     Unauthorized,
 )
+from snugvl.server.fields import whole
 from snugvl.server.metrics import record_of
 
 Family = Literal["openai", "anthropic", "ollama"]
@@ -329,12 +330,7 @@ def _must(kind: str, context: Mapping[str, Any]) -> str:
         return EMPTY
     stem = re.sub(r"_(attributes_type|type|parsing|from_float|parsing_size)$", "", kind)
     words = _MUST.get(kind) or _MUST.get(stem, "")
-    return words.format_map({name: _whole(value) for name, value in context.items()})
-
-
-def _whole(value: object) -> object:
-    """A bound as people write it, to its last digit: 2 for 2.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return words.format_map({name: whole(value) for name, value in context.items()})
 
 
 def _either(names: Sequence[str]) -> str:
