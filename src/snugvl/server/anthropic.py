@@ -331,7 +331,7 @@ class MessagesPrompt(Body):
     tool_choice: Annotated[AutoChoice | OneToolChoice | NoChoice, Field(discriminator="type")] | None = None
     thinking: Annotated[Thinking, only("thinking", "disabled", "adaptive", "enabled")] | None = None
     output_config: OutputConfig | None = None
-    output_format: Format | None = Field(None, description="what output_config.format was before")
+    output_format: Format | None = Field(default=None, description="what output_config.format was before")
     cache_control: CacheControl | None = None
 
 

@@ -131,26 +131,28 @@ class ModelCard(BaseModel):
     display_name: str
     created: int = int(STARTED.timestamp())
     created_at: str = Field(
-        STARTED.isoformat().replace("+00:00", "Z"), description="The same moment, for Anthropic's."
+        default=STARTED.isoformat().replace("+00:00", "Z"), description="The same moment, for Anthropic's."
     )
     owned_by: Literal["snugvl"] = "snugvl"
-    root: str | None = Field(None, description="The checkpoint that is loaded; null until it is.")
-    max_model_len: int | None = Field(None, description="Tokens of prompt, images and answer together.")
-    max_input_tokens: int | None = Field(None, description="Anthropic's name of max_model_len.")
-    max_pixels: int | None = Field(None, description="Larger images are scaled down to this.")
+    root: str | None = Field(default=None, description="The checkpoint that is loaded; null until it is.")
+    max_model_len: int | None = Field(
+        default=None, description="Tokens of prompt, images and answer together."
+    )
+    max_input_tokens: int | None = Field(default=None, description="Anthropic's name of max_model_len.")
+    max_pixels: int | None = Field(default=None, description="Larger images are scaled down to this.")
     images: bool | None = None
     video: bool | None = None
     tasks: tuple[str, ...] | None = Field(
-        None, description="Which of /v1/vision/ it can do; none for a model of text alone."
+        default=None, description="Which of /v1/vision/ it can do; none for a model of text alone."
     )
-    tools: bool | None = Field(None, description="Whether the model is shown tools.")
+    tools: bool | None = Field(default=None, description="Whether the model is shown tools.")
     architecture: str | None = None
     grounding: Grounding | None = Field(
-        None, description="How to read boxes in its answers; null for a model that gives none."
+        default=None, description="How to read boxes in its answers; null for a model that gives none."
     )
-    parameters: int | None = Field(None, description="Number of weights.")
+    parameters: int | None = Field(default=None, description="Number of weights.")
     training: Training | None = Field(
-        None,
+        default=None,
         description="Limits of what the checkpoint was trained on: drawings alone, videos or none, pictures.",
     )
 

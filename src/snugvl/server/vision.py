@@ -48,16 +48,16 @@ STREAM = 'whether to answer with events: {"delta": "…"} for each piece of text
 class TaskOptions(Strict):
     """Options that every task takes."""
 
-    model: str | None = Field(None, description="a name this server serves; its first one without")
+    model: str | None = Field(default=None, description="a name this server serves; its first one without")
     max_pixels: Annotated[int, Field(ge=1, le=2**53), WHOLE] | None = Field(
-        None, description="the picture is scaled down to this many before it is seen"
+        default=None, description="the picture is scaled down to this many before it is seen"
     )
     max_tokens: Annotated[int, Field(ge=1, lt=2**31), WHOLE] | None = Field(
-        None, description="longest answer, in tokens; the task's own limit without"
+        default=None, description="longest answer, in tokens; the task's own limit without"
     )
-    temperature: float = Field(0.0, ge=0, le=2, description="0 is greedy: the same answer every time")
+    temperature: float = Field(default=0.0, ge=0, le=2, description="0 is greedy: the same answer every time")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = Field(
-        None, description="same seed, same answer"
+        default=None, description="same seed, same answer"
     )
 
     def sampling(self) -> SamplingParams:
@@ -68,9 +68,9 @@ class TaskOptions(Strict):
 class CaptionOptions(TaskOptions):
     """Options of describing a picture."""
 
-    detail: Detail = Field("short", description="one sentence, or a paragraph")
-    video: bool = Field(False, description=VIDEO)
-    stream: bool = Field(False, description=STREAM)
+    detail: Detail = Field(default="short", description="one sentence, or a paragraph")
+    video: bool = Field(default=False, description=VIDEO)
+    stream: bool = Field(default=False, description=STREAM)
 
 
 class CaptionRequest(CaptionOptions):
@@ -83,14 +83,14 @@ class AskOptions(TaskOptions):
     """Options of a question about pictures."""
 
     question: str = Field(min_length=1)
-    video: bool = Field(False, description=VIDEO)
-    stream: bool = Field(False, description=STREAM)
+    video: bool = Field(default=False, description=VIDEO)
+    stream: bool = Field(default=False, description=STREAM)
 
 
 class AskRequest(AskOptions):
     """A question about one picture (`image`), or about several together (`images`)."""
 
-    image: str | None = Field(None, description=PICTURE_OR_VIDEO)
+    image: str | None = Field(default=None, description=PICTURE_OR_VIDEO)
     images: list[str] = Field(
         default_factory=list, max_length=MAX_IMAGES, description="several, in the order they are shown"
     )
@@ -99,7 +99,7 @@ class AskRequest(AskOptions):
 class SceneOptions(TaskOptions):
     """Options of analysing a picture."""
 
-    video: bool = Field(False, description=VIDEO)
+    video: bool = Field(default=False, description=VIDEO)
 
 
 class SceneRequest(SceneOptions):
@@ -115,7 +115,7 @@ class DetectOptions(TaskOptions):
         default_factory=list, max_length=MAX_OBJECTS, description="names of what to find; everything without"
     )
     format: Literal["json", "coco", "png"] = Field(
-        "json", description='"coco": a COCO data set; "png": the picture with the boxes drawn on it'
+        default="json", description='"coco": a COCO data set; "png": the picture with the boxes drawn on it'
     )
 
 

@@ -73,10 +73,10 @@ class Result(_Frozen):
     """
 
     truncated: bool = Field(
-        False,
+        default=False,
         description="the answer was cut at its token limit (or broke off); what was complete of it is here",
     )
-    usage: Usage | None = Field(None, description="tokens of the request")
+    usage: Usage | None = Field(default=None, description="tokens of the request")
 
 
 class Caption(Result, _Said):
@@ -91,8 +91,8 @@ class SceneObject(_Frozen):
     """One kind of object in a scene."""
 
     name: str
-    count: int = Field(1, ge=0)
-    positions: tuple[str, ...] = Field((), description='where, in words ("top left", "on the table")')
+    count: int = Field(default=1, ge=0)
+    positions: tuple[str, ...] = Field(default=(), description='where, in words ("top left", "on the table")')
 
 
 class Scene(Result):
@@ -109,8 +109,8 @@ class Scene(Result):
     summary: str
     setting: str = ""
     objects: tuple[SceneObject, ...] = ()
-    text: tuple[str, ...] = Field((), description="words and numbers that are written in the image")
-    relations: tuple[str, ...] = Field((), description='such as "the cup is left of the plate"')
+    text: tuple[str, ...] = Field(default=(), description="words and numbers that are written in the image")
+    relations: tuple[str, ...] = Field(default=(), description='such as "the cup is left of the plate"')
 
     def __str__(self) -> str:
         return self.summary

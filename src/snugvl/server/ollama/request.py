@@ -145,7 +145,7 @@ class ChatMessage(Part):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     images: Base64Images = None
-    thinking: str | None = Field(None, description="what the assistant thought before it")
+    thinking: str | None = Field(default=None, description="what the assistant thought before it")
     tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -172,7 +172,7 @@ class Generating(Body):
     unsupported: ClassVar[UnsupportedFields] = OLLAMA
 
     model: Name
-    stream: bool | None = Field(None, description="a line of JSON for each piece; true without")
+    stream: bool | None = Field(default=None, description="a line of JSON for each piece; true without")
     format: Format = None
     options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
@@ -196,22 +196,22 @@ class GenerateRequest(Generating):
     prompt: str | None = None
     system: str | None = None
     images: Base64Images = None
-    raw: bool | None = Field(None, description="the prompt as it is, without the chat template")
+    raw: bool | None = Field(default=None, description="the prompt as it is, without the chat template")
 
 
 class ShowRequest(Body):
     """A model to describe."""
 
     model: Name | None = None
-    name: Name | None = Field(None, description="what `model` was called before")
-    verbose: bool | None = Field(None, description="accepted; everything is shown anyway")
+    name: Name | None = Field(default=None, description="what `model` was called before")
+    verbose: bool | None = Field(default=None, description="accepted; everything is shown anyway")
 
 
 class PullRequest(Body):
     """A model to have."""
 
     model: Name | None = None
-    name: Name | None = Field(None, description="what `model` was called before")
+    name: Name | None = Field(default=None, description="what `model` was called before")
     stream: bool | None = None
     insecure: bool | None = None
 

@@ -276,11 +276,13 @@ class AnswerLine(BaseModel):
     done_reason: Literal["stop", "length", "load", "unload"] | None = None
     logprobs: list[LineLogprob] | None = None
     total_duration: int | None = None
-    load_duration: int | None = Field(None, description="0: the model is loaded before the server is ready")
-    prompt_eval_count: int | None = Field(None, description="tokens of the prompt, pictures included")
-    prompt_eval_duration: int | None = Field(None, description="until the first token")
-    eval_count: int | None = Field(None, description="tokens of the answer")
-    eval_duration: int | None = Field(None, description="from the first token to the last")
+    load_duration: int | None = Field(
+        default=None, description="0: the model is loaded before the server is ready"
+    )
+    prompt_eval_count: int | None = Field(default=None, description="tokens of the prompt, pictures included")
+    prompt_eval_duration: int | None = Field(default=None, description="until the first token")
+    eval_count: int | None = Field(default=None, description="tokens of the answer")
+    eval_duration: int | None = Field(default=None, description="from the first token to the last")
 
 
 class ChatLine(AnswerLine):
