@@ -34,14 +34,7 @@ PASSES: Final = 4
 COMPARED = options.load_options("compare")
 TaskName = Literal["caption", "ask", "detect", "scene"]
 
-Model = Annotated[
-    str,
-    Argument(
-        metavar="MODEL",
-        help="A folder or a Hub id: the reference, as its files have it.",
-        autocompletion=options.downloaded_models,
-    ),
-]
+Model = Annotated[str, options.model_argument("A folder or a Hub id: the reference, as its files have it.")]
 
 
 @options.grouped(COMPARED)

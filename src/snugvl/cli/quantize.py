@@ -34,14 +34,7 @@ TEXTS: Final = (".txt", ".md", ".rst")
 GGUF: Final = ".gguf"
 LOADED = options.load_options("quantize")
 
-Model = Annotated[
-    str,
-    Argument(
-        metavar="MODEL",
-        help="A folder or a Hub id, in 16 or 32 bits or FP8.",
-        autocompletion=options.downloaded_models,
-    ),
-]
+Model = Annotated[str, options.model_argument("A folder or a Hub id, in 16 or 32 bits or FP8.")]
 
 
 @options.grouped(LOADED)
