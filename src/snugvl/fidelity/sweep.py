@@ -33,7 +33,6 @@ from snugvl.engine.batch import table_width
 from snugvl.engine.request import CheckedPrompt, VisionItem
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.device import out_of_memory, release
-from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import encoded
 from snugvl.models.decoder import Layer, cache_of
 from snugvl.models.layered import LayeredNetwork
@@ -115,7 +114,11 @@ class Sweep:
         total = sum(group.tokens for group in groups)
         hidden = self._text.hidden_size
         self._states = torch.empty(total, hidden, dtype=network.dtype, device=sizes.home)
-        self._cache = self._make_cache(max(group.longest for group in groups))
+        blocks = -(-max(group.longest for group in groups) // DEFAULT_BLOCK_SIZE)
+        # Keys and values of one layer, and one recurrent state with its copies.
+        self._cache = cache_of(
+            self._text, network.dtype, network.device, blocks, fp8=sizes.kv == "fp8", snapshots=2, whole=False
+        )
         self._starts = [0, *accumulate(group.tokens for group in groups)]
 
     @torch.inference_mode()
@@ -268,12 +271,6 @@ class Sweep:
             else torch.zeros(1, dtype=torch.int64, device=device),
         )
         return metadata.on_device() if device.type == "cuda" else metadata
-
-    def _make_cache(self, longest: int) -> KVCache:
-        """Keys and values of one layer, and one recurrent state with its copies."""
-        network, blocks = self._network, -(-longest // DEFAULT_BLOCK_SIZE)
-        fp8 = self._sizes.kv == "fp8"
-        return cache_of(self._text, network.dtype, network.device, blocks, fp8=fp8, snapshots=2, whole=False)
 
 
 def _placed(layer: Layer) -> Callable[[], None]:

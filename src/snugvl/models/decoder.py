@@ -208,7 +208,9 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, metadata)
             if vision_rows is not None and index + 1 < len(vision_levels):
-                x = _added(x, vision_rows, vision_levels[index + 1].to(x.dtype))
+                level = vision_levels[index + 1].to(x.dtype)
+                masked = vision_rows.dtype == torch.bool
+                x = x.add_(level) if masked else x.index_add_(0, vision_rows, level)
         return x
 
     def embed(
@@ -226,10 +228,6 @@ def _replaced(x: torch.Tensor, rows: torch.Tensor, level: torch.Tensor) -> torch
     if rows.dtype == torch.bool:
         return torch.where(rows[:, None], level, x)
     return x.index_copy_(0, rows, level)
-
-
-def _added(x: torch.Tensor, rows: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-    return x.add_(level) if rows.dtype == torch.bool else x.index_add_(0, rows, level)
 
 
 def cache_of(

@@ -318,20 +318,17 @@ class VllmChunks(Chunks):
     def _read(self, chunk: Mapping[str, Any], answer: int) -> Iterator[Delta]:
         told = chunk.get("usage")
         if told is not None:
-            self._take_usage(told)
+            details = told.get("prompt_tokens_details") or {}
+            pictures = details.get("multimodal_tokens") or {}
+            prompt, completion = int(told["prompt_tokens"]), int(told.get("completion_tokens") or 0)
+            # A chunk counts the tokens of its own choice; the last one those of all.
+            images = sum(int(number) for number in pictures.values())
+            self._cached = int(details.get("cached_tokens") or 0)
+            self._usage = Usage(prompt, max(completion, self._usage.completion_tokens), images)
         for choice in chunk.get("choices", ()):
             self._generated[int(choice["index"])] = int((told or {}).get("completion_tokens") or 0)
         for choice in chunk.get("choices", ()):
             yield from self._choice(choice)
-
-    def _take_usage(self, usage: Mapping[str, Any]) -> None:
-        details = usage.get("prompt_tokens_details") or {}
-        pictures = details.get("multimodal_tokens") or {}
-        prompt, completion = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
-        # A chunk counts the tokens of its own choice; the last one those of all.
-        images = sum(int(number) for number in pictures.values())
-        self._cached = int(details.get("cached_tokens") or 0)
-        self._usage = Usage(prompt, max(completion, self._usage.completion_tokens), images)
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Delta]:
         index, finish = int(choice["index"]), choice.get("finish_reason")
