@@ -131,7 +131,7 @@ def device_of(name: str) -> torch.device:
         if (device.index or 0) >= count:
             why = _hindrance(device.index or 0) or f"torch sees {count} CUDA GPUs"
             raise RequestError(f"device {name!r} is not there: {why}; use cpu", field="device")
-        if device.index is None:  # the first one, unless the process has chosen
+        if ":" not in name:  # the first one, unless the process has chosen
             initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
             return torch.device("cuda", torch.cuda.current_device() if initialized else 0)
     return device
