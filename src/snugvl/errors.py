@@ -32,7 +32,8 @@ Exit code 2 is a usage error of the command line, 7 a batch in which some files 
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar, Final
 
 # What is meant for a thread or the whole process, not for one request. Any other `BaseException` is a fault
@@ -92,6 +93,16 @@ class RequestError(InputError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+@contextmanager
+def blamed(field: str) -> Iterator[None]:
+    """Name `field` of the request in the block's errors about a picture or a field that name none yet."""
+    try:
+        yield
+    except (ImageError, RequestError) as error:
+        error.field = error.field or field
+        raise
 
 
 class WrongType(RequestError, TypeError):

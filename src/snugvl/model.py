@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn
 
-from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream, with_names
+from snugvl.core.messages import Backend, Capabilities, Closing, Message, Request, Stream, with_names
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, SnugvlError, WrongType, warn
 from snugvl.inputs.given import ImageSource, VisualSource, decode, look, look_at, see, still
@@ -21,7 +21,7 @@ from snugvl.tasks.training import warnings
 __all__ = ["ImageSource", "Model", "VisualSource", "decode", "see"]
 
 
-class Model(Tasks):
+class Model(Tasks, Closing):
     """A vision-language model in this process: what `snugvl.load` gives.
 
     Every method is safe to call from several threads; calls that run at the same time share the engine's
@@ -117,12 +117,6 @@ class Model(Tasks):
         )
         where = ", ".join(filter(None, (model.engine, model.device, model.weights or model.dtype)))
         return f"<snugvl.Model {model.model}: {sees}, context of {model.context_tokens:,} tokens, {where}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be pickled or copied: there is one engine, in this process.

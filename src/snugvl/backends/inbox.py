@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
-from snugvl.core.messages import NO_MORE, Delta
+from snugvl.core.messages import NO_MORE, Closing, Delta
 
 
 def own(error: Exception) -> Exception:
@@ -26,7 +26,7 @@ def own(error: Exception) -> Exception:
     return mine.with_traceback(error.__traceback__)
 
 
-class OneAnswer(ABC):
+class OneAnswer(Closing, ABC):
     """The deltas of one request, an iterator. Closing or dropping it aborts what is not finished."""
 
     def __init__(self, prompt_tokens: int, abort: Callable[[], object]) -> None:
@@ -70,12 +70,6 @@ class OneAnswer(ABC):
         if self._open:
             self._open = False
             self._abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

@@ -131,7 +131,10 @@ def device_of(name: str) -> torch.device:
         if (device.index or 0) >= count:
             why = _hindrance(device.index or 0) or f"torch sees {count} CUDA GPUs"
             raise RequestError(f"device {name!r} is not there: {why}; use cpu", field="device")
-    return _numbered(device)
+        if ":" not in name:  # the first one, unless the process has chosen
+            initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            return torch.device("cuda", torch.cuda.current_device() if initialized else 0)
+    return device
 
 
 def _hindrance(index: int) -> str | None:
@@ -148,14 +151,6 @@ def dtype_of(name: DtypeName, place: TargetDevice, *, wide: bool) -> torch.dtype
     if place.compute_capability is not None:
         return torch.bfloat16 if place.compute_capability >= (8, 0) else torch.float16
     return torch.float32 if wide else torch.bfloat16
-
-
-def _numbered(device: torch.device) -> torch.device:
-    """A GPU by its number: the first one, unless the process has chosen."""
-    if device.type == "cpu" or ":" in str(device):
-        return device
-    chosen = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
-    return torch.device("cuda", chosen)
 
 
 def place_on(

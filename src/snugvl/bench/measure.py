@@ -39,14 +39,7 @@ from snugvl.client.answers import memory as read_memory
 from snugvl.client.answers import understood
 from snugvl.client.connection import address_of, reads_environment
 from snugvl.core.ledger import Ledger
-from snugvl.errors import (
-    CheckpointError,
-    DoesNotFit,
-    EngineError,
-    EngineUnavailable,
-    InputError,
-    SnugvlError,
-)
+from snugvl.errors import CheckpointError, DoesNotFit, EngineError, EngineUnavailable, InputError, SnugvlError
 from snugvl.hardware.nvml import started
 from snugvl.version import __version__
 

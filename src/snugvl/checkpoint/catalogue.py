@@ -21,13 +21,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from snugvl.checkpoint.assemble import (
-    CONFIG,
-    IMAGES,
-    assemble,
-    folder_material,
-    network_of,
-)
+from snugvl.checkpoint.assemble import CONFIG, IMAGES, assemble, folder_material, network_of
 from snugvl.checkpoint.facts import GgufFacts, Material, ModelFacts, Role, Stored, TensorFact
 from snugvl.checkpoint.families import is_of, traits_of
 from snugvl.checkpoint.families.traits import Network

@@ -61,7 +61,9 @@ def folder_of(files: GgufFiles) -> Path:
         _write(work, documents)
         with suppress(OSError):  # another process was quicker
             work.rename(place)
-        _tidy(place.parent)
+        made = sorted(filter(Path.is_dir, place.parent.iterdir()), key=lambda each: -each.stat().st_mtime)
+        for old in made[KEEP:]:  # all but the folders that were used last
+            shutil.rmtree(old, ignore_errors=True)
     except OSError:  # a cache that can't be written costs the time, no more
         _unkept[place.name] = _unkept.get(place.name) or Scratch("gguf")
         place = _unkept[place.name].path
@@ -142,10 +144,3 @@ def _write(folder: Path, documents: Mapping[str, Mapping[str, Any]]) -> None:
     folder.mkdir(exist_ok=True)
     for name, values in documents.items():
         (folder / name).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
-
-
-def _tidy(parent: Path) -> None:
-    """Remove all but the folders that were used last."""
-    made = sorted(filter(Path.is_dir, parent.iterdir()), key=lambda each: -each.stat().st_mtime)
-    for old in made[KEEP:]:
-        shutil.rmtree(old, ignore_errors=True)

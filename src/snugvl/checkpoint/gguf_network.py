@@ -36,7 +36,7 @@ from snugvl.checkpoint.families.decoder import FULL, LINEAR, TILED
 from snugvl.checkpoint.families.traits import GgufNetwork
 from snugvl.checkpoint.gguf import GgufHeader
 from snugvl.checkpoint.safetensors import TensorEntry
-from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
+from snugvl.checkpoint.section import MAX_LAYERS, Section, plain
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 ARCHITECTURE: Final = "general.architecture"
@@ -154,7 +154,7 @@ def layers_of(section: Section) -> int:
     layers = section.count("block_count", most=MAX_LAYERS) - (
         predictors if isinstance(predictors, int) else 0
     )
-    require(layers > 0, section.where, "block_count leaves no layer")
+    section.require(layers > 0, "block_count leaves no layer")
     return layers
 
 

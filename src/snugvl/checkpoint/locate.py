@@ -62,7 +62,8 @@ def no_such(model: str) -> CheckpointNotFound:
         return CheckpointNotFound(f"{model!r} is not the name of a model; for a revision of one: {way}")
     if (path := expanded(model)).is_symlink():
         return CheckpointNotFound(f"{model} is a link to {path.readlink()}, which isn't there")
-    if _like_a_path(model):
+    # Written like a folder, it can't be a Hub id.
+    if model.startswith((".", "~", "/", "\\")) or model.endswith(("/", "\\")) or model.count("/") > 1:
         what = "file" if model.lower().endswith(SUFFIX) else "folder"
         return CheckpointNotFound(f"there is no {what} {model!r}; {hint}")
     if ":" in model and "/" not in model and not model.startswith(HUB):
@@ -102,11 +103,6 @@ def complete(folder: Path) -> bool:
 def looks_like_hub_id(model: str) -> bool:
     """Whether `model` has the form owner/name."""
     return is_repo(model) and not any(part.startswith((".", "~")) for part in model.split("/"))
-
-
-def _like_a_path(model: str) -> bool:
-    """Whether `model` is written like a folder and can't be a Hub id."""
-    return model.startswith((".", "~", "/", "\\")) or model.endswith(("/", "\\")) or model.count("/") > 1
 
 
 def _in_hub_cache(model: str) -> Path | None:

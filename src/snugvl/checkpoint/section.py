@@ -79,14 +79,13 @@ class Section:
         for key in keys:
             self.get(key, object)
 
+    def require(self, right: bool, problem: str) -> None:
+        """Raise CheckpointError unless `right`: contradictions are refused here, not deep in the network."""
+        if not right:
+            raise CheckpointError(f"{self.where}: {problem}")
+
     def section(self, key: str) -> "Section":
         return Section(self.get(key, dict), f"{self.where}: {key}")
-
-
-def require(right: bool, where: str, problem: str) -> None:
-    """Raise CheckpointError unless `right`: contradictions are refused here, not deep in the network."""
-    if not right:
-        raise CheckpointError(f"{where}: {problem}")
 
 
 def finite(value: object) -> float | None:

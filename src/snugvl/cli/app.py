@@ -145,32 +145,15 @@ def main(launched: Launched | None = None) -> None:
 # What other programs call it, by the group that is asked.
 _ELSEWHERE: Final = {
     "snugvl": {
-        "models": "list",
-        "ls": "list",
-        "run": "chat",
-        "start": "serve",
-        "status": "ps",
-        "download": "pull",
-        "remove": "rm",
-        "delete": "rm",
-        "describe": "caption",
-        "benchmark": "bench",
-        "find": "detect",
-        "help": "--help",
-        "version": "--version",
+        "models": "list", "ls": "list", "run": "chat", "start": "serve", "status": "ps", "download": "pull",
+        "remove": "rm", "delete": "rm", "describe": "caption", "benchmark": "bench", "find": "detect",
+        "help": "--help", "version": "--version",
     },
     "snugvl config": {
-        "list": "show",
-        "ls": "show",
-        "cat": "show",
-        "edit": "path",
-        "add": "set",
-        "rm": "unset",
-        "remove": "unset",
-        "delete": "unset",
-        "help": "--help",
+        "list": "show", "ls": "show", "cat": "show", "edit": "path", "add": "set", "rm": "unset",
+        "remove": "unset", "delete": "unset", "help": "--help",
     },
-}
+}  # fmt: skip
 _STOPS: Final = ("stop", "kill", "shutdown", "quit", "exit", "restart", "down", "unload")
 _STOPPED: Final = (
     "A server ends with Ctrl+C where it runs, with kill PID in the background (snugvl ps shows the PID), and "

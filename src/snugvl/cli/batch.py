@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -192,13 +193,13 @@ def _batch(
     # Results that are printed on the same terminal are the progress.
     shown = not output.quiet and (output.path is not None or not sys.stdout.isatty())
     try:
-        with sink() as results, _progress(len(jobs), label, shown=shown) as bar:
+        with sink() as results, _progress(len(jobs), label, shown=shown) as (advance, tell):
             for outcome in _outcomes(attempt, jobs):
                 results.put(outcome)
                 done += 1
                 failed += outcome.error is not None
-                _report(outcome, bar)
-                bar.advance()
+                _report(outcome, tell)
+                advance()
     except KeyboardInterrupt:
         how = "; the same command with --resume continues" if output.path else ""
         say(f"interrupted after {done} of {len(jobs)} images{how}")
@@ -209,7 +210,7 @@ def _batch(
         raise typer.Exit(SOME_FAILED)
 
 
-def _report(outcome: Outcome, bar: _Progress) -> None:
+def _report(outcome: Outcome, tell: Callable[[str], None]) -> None:
     if outcome.error is None:
         return
     message = str(outcome.error)
@@ -217,7 +218,7 @@ def _report(outcome: Outcome, bar: _Progress) -> None:
         message = f"unexpected {type(outcome.error).__name__}: {message}"
     if not any(name in message for name in outcome.job.called):
         message = f"{outcome.job.title}: {message}"
-    bar.say(message)
+    tell(message)
     trace(outcome.error)
 
 
@@ -260,27 +261,14 @@ def _attempt(task: Task, model: Model | Client, job: Job, read: Reader) -> Outco
     return Outcome(job, result, None, time.perf_counter() - start)
 
 
-class _Progress(Protocol):
-    """Shows how far a batch is."""
-
-    def advance(self) -> None: ...
-
-    def say(self, message: str) -> None: ...
-
-
-class _Silent:
-    def advance(self) -> None:
-        """Do nothing."""
-
-    def say(self, message: str) -> None:
-        say(message)
-
-
 @contextmanager
-def _progress(total: int, label: str, *, shown: bool) -> Iterator[_Progress]:
-    """A bar of `total` steps on standard error, where that is a terminal."""
+def _progress(
+    total: int, label: str, *, shown: bool
+) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
+    """Functions that count a step of `total`, and that say a line: beside a bar on standard error, where that
+    is a terminal."""
     if not shown or not sys.stderr.isatty():
-        yield _Silent()
+        yield lambda: None, say
         return
     from rich import progress
     from rich.console import Console
@@ -296,12 +284,8 @@ def _progress(total: int, label: str, *, shown: bool) -> Iterator[_Progress]:
     with progress.Progress(*columns, console=console, redirect_stdout=False, transient=True) as display:
         bar = display.add_task(label, total=total)
 
-        class Bar:
-            def advance(self) -> None:
-                display.advance(bar)
+        def tell(message: str) -> None:
+            text = wrapped(line(message), console.width, HANG)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-            def say(self, message: str) -> None:
-                text = wrapped(line(message), console.width, HANG)
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-        yield Bar()
+        yield partial(display.advance, bar), tell

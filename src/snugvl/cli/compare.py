@@ -34,14 +34,7 @@ PASSES: Final = 4
 COMPARED = options.load_options("compare")
 TaskName = Literal["caption", "ask", "detect", "scene"]
 
-Model = Annotated[
-    str,
-    Argument(
-        metavar="MODEL",
-        help="A folder or a Hub id: the reference, as its files have it.",
-        autocompletion=options.downloaded_models,
-    ),
-]
+Model = Annotated[str, options.model_argument("A folder or a Hub id: the reference, as its files have it.")]
 
 
 @options.grouped(COMPARED)
@@ -298,7 +291,15 @@ def progress(*, shown: bool) -> Iterator[Tell]:
         yield lambda _stage, _detail, _done, _left: None
         return
     if not sys.stderr.isatty():
-        yield _Lines()
+        begun = ""
+
+        def line(stage: str, _detail: str, done: float, left: float | None) -> None:
+            nonlocal begun
+            if stage != begun:
+                begun = stage
+                say(f"{stage} ({done:.0%} done{'' if left is None else f', {_time(left)} left'})")
+
+        yield line
         return
     from rich import progress
     from rich.console import Console
@@ -319,18 +320,6 @@ def progress(*, shown: bool) -> Iterator[Tell]:
             display.update(bar, description=text, completed=done, left=remaining)
 
         yield tell
-
-
-class _Lines:
-    """Prints a line when a stage begins."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def __call__(self, stage: str, _detail: str, done: float, left: float | None) -> None:
-        if stage != self._last:
-            self._last = stage
-            say(f"{stage} ({done:.0%} done{'' if left is None else f', {_time(left)} left'})")
 
 
 def show(comparison: Comparison, outcomes: Sequence[QuestionOutcome], result: OutputChoice) -> None:

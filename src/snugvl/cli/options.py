@@ -266,9 +266,12 @@ class CommandGroup(_Read, TyperGroup):
 DEFAULT_MODEL = "pocket"
 
 
-DownloadedModel = Annotated[
-    str, Argument(metavar="MODEL", help="As `snugvl list` shows it.", autocompletion=downloaded_models)
-]
+def model_argument(text: str) -> Any:
+    """The argument `MODEL`, whose help is `text`."""
+    return Argument(metavar="MODEL", help=text, autocompletion=downloaded_models)
+
+
+DownloadedModel = Annotated[str, model_argument("As `snugvl list` shows it.")]
 _FILES = "folders, quoted globs ('photos/**/*.jpg'), or - for standard input."
 Pictures = Annotated[list[str], Argument(metavar="IMAGE...", help=f"Files (PDFs too), {_FILES}")]
 Images = Annotated[list[str], Argument(metavar="IMAGE...", help=f"Files (videos and PDFs too), {_FILES}")]

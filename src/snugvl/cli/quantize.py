@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from typer import Argument, Option
@@ -24,7 +24,6 @@ from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
-    from snugvl.fidelity.work import Tell
     from snugvl.quantize.copying import CopyJob
     from snugvl.quantize.setup import Given, QuantizeJob, WrittenCheckpoint
 
@@ -35,14 +34,7 @@ TEXTS: Final = (".txt", ".md", ".rst")
 GGUF: Final = ".gguf"
 LOADED = options.load_options("quantize")
 
-Model = Annotated[
-    str,
-    Argument(
-        metavar="MODEL",
-        help="A folder or a Hub id, in 16 or 32 bits or FP8.",
-        autocompletion=options.downloaded_models,
-    ),
-]
+Model = Annotated[str, options.model_argument("A folder or a Hub id, in 16 or 32 bits or FP8.")]
 
 
 @options.grouped(LOADED)
@@ -94,11 +86,14 @@ def quantize(
         raise typer.BadParameter(
             "--group has no place beside --format gguf, whose blocks have their own groups"
         )
+    from snugvl.quantize.copying import CopyJob
+    from snugvl.quantize.setup import QuantizeJob
+
     if weights is None:
         given = _given(ModelChoice(model, pocket=session.of_drawings(model)), with_ or [])
         mean = DEFAULT_BITS if bits is None else bits
         job: Callable[..., QuantizeJob | CopyJob] = partial(
-            _rounding, load, out, given, bits=mean, group=group, as_gguf=as_gguf
+            QuantizeJob, load, out, given, bits=mean, group=group, as_gguf=as_gguf
         )
     else:
         for name, said in (("--bits", bits), ("--with", with_), ("--format gguf", as_gguf)):
@@ -106,25 +101,13 @@ def quantize(
                 raise typer.BadParameter(
                     f"{name} has no place beside --weights, whose copy is what {weights} is while loading"
                 )
-        job = partial(_copying, load, out, weights, group=group)
+        job = partial(CopyJob, load, out, weights, group=group)
     try:
         with ended_like_ctrl_c():
             _quantize(load, out, job, json=json, quiet=quiet)
     except KeyboardInterrupt:
         say(f"interrupted; nothing was written to {out}")
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _rounding(load: LoadOptions, out: Path, given: Given, *, tell: Tell, **asked: Any) -> QuantizeJob:
-    from snugvl.quantize.setup import QuantizeJob
-
-    return QuantizeJob(load, out, given, tell=tell, **asked)
-
-
-def _copying(load: LoadOptions, out: Path, weights: FewBits, *, tell: Tell, group: int | None) -> CopyJob:
-    from snugvl.quantize.copying import CopyJob
-
-    return CopyJob(load, out, weights, group=group, tell=tell)
 
 
 def _quantize(

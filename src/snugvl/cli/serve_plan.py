@@ -512,9 +512,7 @@ def less(planned: Planned, kind: str) -> Choice | None:
     if kind in FEWER_AT_ONCE and planned.engine == "vllm":
         chunk, sequences = VLLM_STEPS[-2]
         settings = settings._replace(
-            eager=True,
-            chunk=min(settings.chunk, chunk),
-            sequences=min(settings.sequences, sequences),
+            eager=True, chunk=min(settings.chunk, chunk), sequences=min(settings.sequences, sequences)
         )
     budget = before.budget if kind in SAME_SHARE else found.budget
     needed = footprint(found.option.model, settings, budget.device)

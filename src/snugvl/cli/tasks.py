@@ -41,17 +41,14 @@ def caption(
     result: options.OutputChoice,
 ) -> None:
     """Describe images."""
-    named, sampling = sources.pictures_alone(images, "caption"), generation.sampling()
+    named = sources.pictures_alone(images, "caption")
+    said: dict[str, Any] = {"sampling": generation.sampling(), "max_pixels": choice.load.max_pixels}
     task = Task(
         "caption",
         {"detail": detail, **generation.chosen()},
-        run=lambda model, _, images: model.caption(
-            images[0], detail=detail, sampling=sampling, max_pixels=choice.load.max_pixels
-        ),
+        run=lambda model, _, images: model.caption(images[0], detail=detail, **said),
         text=records.words,
-        stream=lambda model, images: model.stream_caption(
-            images[0], detail=detail, sampling=sampling, max_pixels=choice.load.max_pixels
-        ),
+        stream=lambda model, images: model.stream_caption(images[0], detail=detail, **said),
     )
     batch.do(task, each(sources.expand(named, recursive=recursive)), choice, result)
 
@@ -66,11 +63,8 @@ def scene(
     result: options.OutputChoice,
 ) -> None:
     """Analyse images: summary, setting, objects with counts and positions, text, relations."""
-    named, sampling, pixels = (
-        sources.pictures_alone(images, "scene"),
-        generation.sampling(),
-        choice.load.max_pixels,
-    )
+    named, sampling = sources.pictures_alone(images, "scene"), generation.sampling()
+    pixels = choice.load.max_pixels
     task = Task(
         "scene",
         generation.chosen(),

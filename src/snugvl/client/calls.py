@@ -156,7 +156,10 @@ def detect(image: ImageSource, objects: str | Sequence[str], options: Options) -
 def chat(messages: Spoken | Sequence[Spoken] | Sequence[Body], options: Options) -> Call[Reply]:
     """The request to `/v1/chat/completions`."""
     body = {"messages": [message_of(turn) for turn in turns(messages, options.system)]}
-    sampling = _chat_sampling(options.sampling or SamplingParams())
+    chosen = options.sampling or SamplingParams()
+    sampling = _chosen(chosen)
+    if chosen.logprobs is not None:
+        sampling |= {"logprobs": True, "top_logprobs": chosen.logprobs}
     model = {"model": options.model} if options.model is not None else {}
     return Call("/v1/chat/completions", body | model | sampling, answers.reply)
 
@@ -187,13 +190,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
-
-
-def _chat_sampling(sampling: SamplingParams) -> Body:
-    body = _chosen(sampling)
-    if sampling.logprobs is not None:
-        body |= {"logprobs": True, "top_logprobs": sampling.logprobs}
-    return body
 
 
 def _shown(image: VisualSource) -> Body:

@@ -11,7 +11,7 @@ import openai
 from snugvl.client import answers, calls, connection
 from snugvl.client.answers import Memory, understood
 from snugvl.client.connection import DEFAULT_URL, Address, Sockets, address_of, answered, sdk_options
-from snugvl.core.messages import NO_MORE, Delta
+from snugvl.core.messages import NO_MORE, AsyncClosing, Closing, Delta
 from snugvl.core.service import Health
 from snugvl.tasks.conversation import AsyncConversation, Conversation
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
@@ -22,7 +22,7 @@ T = TypeVar("T")
 Coming = Coroutine[Any, Any, T]
 
 
-class Client(calls.Requester, Tasks):
+class Client(calls.Requester, Tasks, Closing):
     """A client of a snugvl server, or of several behind one address.
 
     Every method does what that of `snugvl.Model` does, with the same results and the same exceptions, and is
@@ -100,12 +100,6 @@ class Client(calls.Requester, Tasks):
         self._sockets.shut()
         self.openai.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def _once(self) -> openai.OpenAI:
         return self.openai.with_options(max_retries=0)
 
@@ -128,7 +122,7 @@ class Client(calls.Requester, Tasks):
         return ClientStream(self._address, call, events, self._sockets.are_shut)
 
 
-class ClientStream:
+class ClientStream(Closing):
     """An answer as it comes, an iterator of `Delta`s. Closing or dropping it stops the server's work."""
 
     def __init__(
@@ -153,12 +147,6 @@ class ClientStream:
         """Stop. Safe to call twice; what is read afterwards is at its end."""
         self._ended = True
         self._events.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _deltas(
@@ -185,6 +173,7 @@ class AsyncClient(
         Coming["AsyncClientStream"],
         AsyncConversation[calls.Body],
     ],
+    AsyncClosing,
 ):
     """`snugvl.Client` for an event loop: the same methods as coroutines, the same arguments and exceptions.
 
@@ -243,12 +232,6 @@ class AsyncClient(
         """Close the connections. Safe to call twice."""
         await self.openai.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
     def _once(self) -> openai.AsyncOpenAI:
         return self.openai.with_options(max_retries=0)
 
@@ -271,7 +254,7 @@ class AsyncClient(
         return AsyncClientStream(self._address, call, events, self.openai.is_closed)
 
 
-class AsyncClientStream:
+class AsyncClientStream(AsyncClosing):
     """An answer as it comes, an asynchronous iterator of `Delta`s. Closing or dropping it stops the server's
     work.
 
@@ -317,12 +300,6 @@ class AsyncClientStream:
     def __del__(self) -> None:
         with suppress(RuntimeError):  # the loop is closed, and with it what it ran
             self._loop.call_soon_threadsafe(self._task.cancel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
 
 async def _read(

@@ -323,21 +323,38 @@ class Delta:
 NO_MORE: Final = "the answer has ended, or its stream was closed"  # of `next` on a stream
 
 
-class Stream(Protocol):
-    """The answer as it is generated: an iterator, for a thread or for an event loop, that is read once.
-    It raises the errors of the request."""
+class Closing:
+    """Leaving its `with` closes it."""
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, image tokens included; known before the first delta."""
+    def close(self) -> None:
+        """Stop, and give back what is held. Safe to call twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class AsyncClosing:
+    """Leaving its `async with` closes it."""
+
+    async def close(self) -> None:
+        """Stop, and give back what is held. Safe to call twice."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class Deltas(Protocol):
+    """A stream of an answer's pieces; closing it stops the work."""
 
     def __iter__(self) -> Iterator[Delta]: ...
 
     def __next__(self) -> Delta: ...
-
-    def __aiter__(self) -> AsyncIterator[Delta]: ...
-
-    async def __anext__(self) -> Delta: ...
 
     def close(self) -> None:
         """Abort what is not finished. Safe to call twice."""
@@ -345,6 +362,19 @@ class Stream(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
+
+
+class Stream(Deltas, Protocol):
+    """The answer as it is generated: an iterator, for a thread or for an event loop, that is read once.
+    It raises the errors of the request."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included; known before the first delta."""
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    async def __anext__(self) -> Delta: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ plans differ in it. The plan (`planner/`) decides what "auto" becomes.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 from snugvl.core.config import SpeculationName as SpeculationName
 from snugvl.core.formats import WeightsName
@@ -27,6 +27,7 @@ BackendName = Literal["auto", Engine]
 PurposeName = Literal["chat", "documents", "detect", "batch"]
 ThinkingName = Literal["auto", "on", "off"]
 
+T = TypeVar("T")
 DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d{1,4})?", re.ASCII)
 
 Progress = Callable[[str, float], None]
@@ -65,9 +66,11 @@ class OptionRow:
 NO_ROW: Final = OptionRow("", frozenset())  # of fields that no command sets
 
 
-def _row(commands: str, text: str, **more: Any) -> dict[str, OptionRow]:
-    """A row as the metadata of its field; `commands` are words."""
-    return {"row": OptionRow(text, frozenset(commands.split()), **more)}
+def _option(default: T, commands: str, text: str, **more: Any) -> T:
+    """A field with its row as metadata; `commands` are words."""
+    row = OptionRow(text, frozenset(commands.split()), **more)
+    made: T = field(default=default, metadata={"row": row})
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,151 +109,112 @@ class LoadOptions:
     """
 
     model: str = "pocket"
-    device: str = field(
-        default="auto",
-        metadata=_row("load serve bench compare quantize", "auto, cpu, cuda or cuda:N.", metavar="DEVICE"),
+    device: str = _option(
+        "auto", "load serve bench compare quantize", "auto, cpu, cuda or cuda:N.", metavar="DEVICE"
     )
-    dtype: DtypeName = field(
-        default="auto",
-        metadata=_row("load serve bench compare quantize", "Number format of weights and cache."),
+    dtype: DtypeName = _option(
+        "auto", "load serve bench compare quantize", "Number format of weights and cache."
     )
-    context: int | None = field(
-        default=None,
-        metadata=_row(
-            "load serve plan bench compare", "Tokens of prompt, images and answer together.", least=1
-        ),
+    context: int | None = _option(
+        None, "load serve plan bench compare", "Tokens of prompt, images and answer together.", least=1
     )
-    max_pixels: int | None = field(
-        default=None,
-        metadata=_row(
-            "load serve plan bench quantize", "Scale larger images down to this many pixels.", least=1
-        ),
+    max_pixels: int | None = _option(
+        None, "load serve plan bench quantize", "Scale larger images down to this many pixels.", least=1
     )
-    weights: WeightsName = field(
-        default="auto",
-        metadata=_row("load serve plan bench", "Format of the weights in memory; auto: the best that fits."),
+    weights: WeightsName = _option(
+        "auto", "load serve plan bench", "Format of the weights in memory; auto: the best that fits."
     )
-    memory: int | str | None = field(
-        default=None,
-        metadata=_row(
-            "load serve plan bench compare quantize",
-            "Take at most this much memory, such as 7200MiB.",
-            metavar="SIZE",
-        ),
+    memory: int | str | None = _option(
+        None,
+        "load serve plan bench compare quantize",
+        "Take at most this much memory, such as 7200MiB.",
+        metavar="SIZE",
     )
-    kv_cache: KVCacheName = field(
-        default="auto",
-        metadata=_row(
-            "load serve plan bench",
-            "Format of the KV cache: bf16 stands for the type of the activations; fp8 takes about half the "
-            "memory (q8_0 in llama.cpp); auto: fp8 where that helps.",
-            special=("fp8",),
-        ),
+    kv_cache: KVCacheName = _option(
+        "auto",
+        "load serve plan bench",
+        "Format of the KV cache: bf16 stands for the type of the activations; fp8 takes about half the "
+        "memory (q8_0 in llama.cpp); auto: fp8 where that helps.",
+        special=("fp8",),
     )
-    backend: BackendName = field(
-        default="auto",
-        metadata=_row("load serve plan", "Which engine; auto: the plan's choice, which says why."),
+    backend: BackendName = _option(
+        "auto", "load serve plan", "Which engine; auto: the plan's choice, which says why."
     )
-    purpose: PurposeName = field(
-        default="chat",
-        metadata=_row(
-            "serve plan",
-            "What the memory is for: chat (several conversations), documents (large images, long contexts), "
-            "detect (boxes), batch (many at once).",
-            name="for",
-        ),
+    purpose: PurposeName = _option(
+        "chat",
+        "serve plan",
+        "What the memory is for: chat (several conversations), documents (large images, long contexts), "
+        "detect (boxes), batch (many at once).",
+        name="for",
     )
-    images: int | None = field(
-        default=None,
-        metadata=_row(
-            "serve plan",
-            "Images of one request that are planned for, and taken at most (1 is planned for without).",
-            least=0,
-        ),
+    images: int | None = _option(
+        None,
+        "serve plan",
+        "Images of one request that are planned for, and taken at most (1 is planned for without).",
+        least=0,
     )
-    concurrency: int | None = field(
-        default=None,
-        metadata=_row(
-            "serve plan",
-            "Requests that can use their whole context at the same time (1).",
-            least=1,
-            special="several",
-        ),
+    concurrency: int | None = _option(
+        None,
+        "serve plan",
+        "Requests that can use their whole context at the same time (1).",
+        least=1,
+        special="several",
     )
-    language_only: bool = field(
-        default=False,
-        metadata=_row("serve plan", "Load the model without its vision tower: less memory, no pictures."),
+    language_only: bool = _option(
+        False, "serve plan", "Load the model without its vision tower: less memory, no pictures."
     )
-    prefix_cache: bool = field(
-        default=True,
-        metadata=_row(
-            "serve",
-            "Reuse beginnings that prompts have in common. Off: times don't reveal what others asked.",
-        ),
+    prefix_cache: bool = _option(
+        True,
+        "serve",
+        "Reuse beginnings that prompts have in common. Off: times don't reveal what others asked.",
     )
-    tower: TowerName = field(
-        default="auto",
-        metadata=_row(
-            "load serve plan",
-            "Where the vision tower's weights are: resident on the GPU, or streamed to it from host memory "
-            "for every picture; auto: streamed where nothing else fits as well.",
-            special=("streamed",),
-        ),
+    tower: TowerName = _option(
+        "auto",
+        "load serve plan",
+        "Where the vision tower's weights are: resident on the GPU, or streamed to it from host memory "
+        "for every picture; auto: streamed where nothing else fits as well.",
+        special=("streamed",),
     )
-    embedding: EmbeddingName = field(
-        default="auto",
-        metadata=_row(
-            "load serve plan",
-            "Where the embedding's weights are: gpu, or cpu (host memory, of which the GPU reads a row a "
-            "token); auto: cpu where that makes room, but not under WSL2.",
-            special=("cpu",),
-        ),
+    embedding: EmbeddingName = _option(
+        "auto",
+        "load serve plan",
+        "Where the embedding's weights are: gpu, or cpu (host memory, of which the GPU reads a row a "
+        "token); auto: cpu where that makes room, but not under WSL2.",
+        special=("cpu",),
     )
-    experts: ExpertsName = field(
-        default="auto",
-        metadata=_row(
-            "load serve plan",
-            "Where a mixture's experts are: gpu, or cpu (host memory, with as large a cache of them on the "
-            "GPU as fits; measured on an H200 alone); auto: gpu.",
-            special=("cpu",),
-        ),
+    experts: ExpertsName = _option(
+        "auto",
+        "load serve plan",
+        "Where a mixture's experts are: gpu, or cpu (host memory, with as large a cache of them on the "
+        "GPU as fits; measured on an H200 alone); auto: gpu.",
+        special=("cpu",),
     )
-    thinking: ThinkingName = field(
-        default="auto",
-        metadata=_row(
-            "load serve compare quantize",
-            "Whether the model thinks before it answers, where a request doesn't say; auto: as it was "
-            "trained to, but not about pictures where its vendor's scores are better without.",
-        ),
+    thinking: ThinkingName = _option(
+        "auto",
+        "load serve compare quantize",
+        "Whether the model thinks before it answers, where a request doesn't say; auto: as it was "
+        "trained to, but not about pictures where its vendor's scores are better without.",
     )
-    step_graphs: bool | None = field(
-        default=None,
-        metadata=_row(
-            "serve",
-            "Also make CUDA graphs for prompts and small pictures, where GPU memory is plenty (on).",
-            special="all",
-        ),
+    step_graphs: bool | None = _option(
+        None,
+        "serve",
+        "Also make CUDA graphs for prompts and small pictures, where GPU memory is plenty (on).",
+        special="all",
     )
-    speculation: SpeculationName = field(
-        default="auto",
-        metadata=_row(
-            "serve plan",
-            "Draft several tokens and check them in one step, which changes no answer. ngram: from what was "
-            "said before; mtp: by Qwen3.5's own predictor; auto: that one, where it has room and is faster.",
-            special=("ngram", "mtp"),
-        ),
+    speculation: SpeculationName = _option(
+        "auto",
+        "serve plan",
+        "Draft several tokens and check them in one step, which changes no answer. ngram: from what was "
+        "said before; mtp: by Qwen3.5's own predictor; auto: that one, where it has room and is faster.",
+        special=("ngram", "mtp"),
     )
-    trust_remote_code: bool = field(
-        default=False, metadata=_row("load serve", "Run Python files that the checkpoint brings.")
-    )
-    max_waiting: int | None = field(
-        default=None,
-        metadata=_row(
-            "serve",
-            "Requests that may wait for the engine (256 without); then 429.",
-            name="max-queue",
-            least=1,
-        ),
+    trust_remote_code: bool = _option(False, "load serve", "Run Python files that the checkpoint brings.")
+    max_waiting: int | None = _option(
+        None,
+        "serve",
+        "Requests that may wait for the engine (256 without); then 429.",
+        name="max-queue",
+        least=1,
     )
 
     def __post_init__(self) -> None:

@@ -143,10 +143,12 @@ class Encoder:
         key = _key(item)
         if self._begun is None or self._begun[0] != key:
             self._begun = None  # before the next one takes memory
-            rows = self._replayed(item)
-            if rows is not None:
-                self._store(key, rows)
-                return
+            work = self._work.get(item.grid_thw, math.inf)
+            if self._graphs is not None and work <= SLICES * self.slice:
+                rows = self._graphs.encode(item)
+                if rows is not None:  # a CUDA graph is there for its size
+                    self._store(key, rows)
+                    return
             model = self._model
             self._begun = key, model.encode_in_steps(item.reader(model.device, model.dtype), item.grid_thw)
             self._spent = 0
@@ -163,11 +165,6 @@ class Encoder:
         except BaseException:
             self._begun = None  # a generator that has raised returns nothing ever after
             raise
-
-    def _replayed(self, item: VisionItem) -> torch.Tensor | None:
-        """Rows of an item by a CUDA graph; None where there is none for its size."""
-        work = self._work.get(item.grid_thw, math.inf)
-        return None if self._graphs is None or work > SLICES * self.slice else self._graphs.encode(item)
 
     def _store(self, key: Key, rows: torch.Tensor) -> None:
         self._encodings[key] = Encoding(rows)

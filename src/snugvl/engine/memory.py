@@ -26,8 +26,9 @@ from snugvl.engine.pressure import PressureMonitor, sizes
 from snugvl.engine.runner import Runner
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Scheduler
 from snugvl.layers.device import pooled_bytes, release
-from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
+from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.models.batch import Network
+from snugvl.models.decoder import cache_of
 from snugvl.models.expert_cache import ExpertCache
 
 logger = logging.getLogger(__name__)
@@ -58,31 +59,15 @@ def prefill_beside_decodes(device: torch.device) -> int:
 
 def allocate(model: Network, config: EngineConfig) -> KVCache:
     """The cache of a model. Layers of linear attention have no keys and values, and others no state."""
-    text = model.config.text
-    return KVCache(
-        num_layers=text.kv_layers,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=text.num_kv_heads,
-        head_dim=text.head_dim,
-        dtype=E4M3 if config.kv_cache == "fp8" else model.dtype,
-        device=model.device,
-        states=_states(model, config),
-    )
-
-
-def _states(model: Network, config: EngineConfig) -> StateCache | None:
-    text, linear = model.config.text, model.config.text.linear
-    if linear is None:
-        return None
-    return StateCache(
-        num_layers=text.linear_layers,
+    return cache_of(
+        model.config.text,
+        model.dtype,
+        model.device,
+        config.num_blocks,
+        config.block_size,
+        fp8=config.kv_cache == "fp8",
         slots=config.max_num_seqs,
         snapshots=config.snapshots_beside(config.max_num_seqs),
-        heads=(linear.value_heads, linear.key_dim, linear.value_dim),
-        inputs=(linear.kernel - 1, linear.channels),
-        dtype=model.dtype,
-        device=model.device,
     )
 
 

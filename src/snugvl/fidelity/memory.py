@@ -33,7 +33,15 @@ from snugvl.models.layered import LayeredNetwork, part_bytes
 from snugvl.planner.engines.native import footprint as native
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.footprint.kv import kv_bytes, state_bytes
-from snugvl.planner.footprint.total import PROCESS, PROCESS_BYTES, Component, Footprint, footprint_of
+from snugvl.planner.footprint.total import (
+    PROCESS,
+    PROCESS_BYTES,
+    Component,
+    Footprint,
+    footprint_of,
+    measured,
+    predicted,
+)
 from snugvl.planner.footprint.vision import ImageSize, encoder_bytes_per_token, native_workspace
 
 CHUNKS: Final = (2048, 1024, 512, 256, 128)  # tokens, the widest first
@@ -157,17 +165,15 @@ def _components(
     settings = side.settings._replace(chunk=chunk, context=longest, sequences=1)
     itemsize, net = settings.itemsize, network.model
     parts = [
-        Component(PROCESS, Kind.PROCESS, PROCESS_BYTES if device.cpu else 0, basis="measured"),
-        Component(
-            f"{device.api} context and libraries", Kind.CONTEXT, device.context_bytes, basis="measured"
-        ),
+        measured(PROCESS, Kind.PROCESS, PROCESS_BYTES if device.cpu else 0),
+        measured(f"{device.api} context and libraries", Kind.CONTEXT, device.context_bytes),
     ]
     if not device.cpu:
         parts += [
-            Component(native.KERNELS, Kind.OTHER, native.KERNEL_BYTES, basis="measured"),
-            Component(native.LATE, Kind.KERNELS, native.LATE_BYTES, basis="measured"),
-            Component("cuBLAS workspace", Kind.WORKSPACE, device.cublas_bytes, basis="measured"),
-            Component("small tensors", Kind.OTHER, native.SMALL_TENSORS_BYTES, basis="measured"),
+            measured(native.KERNELS, Kind.OTHER, native.KERNEL_BYTES),
+            measured(native.LATE, Kind.KERNELS, native.LATE_BYTES),
+            measured("cuBLAS workspace", Kind.WORKSPACE, device.cublas_bytes),
+            measured("small tensors", Kind.OTHER, native.SMALL_TENSORS_BYTES),
         ]
     buffers = native.loading_bytes(model, settings, readers)
     if net.tower is not None and (patches := max(load.extent.patches for load in loads)):
@@ -175,9 +181,7 @@ def _components(
         work = native_workspace(model, ImageSize(tokens, patches), itemsize, settings.vision_weights)
         parts.append(Component("vision tower", Kind.VISION, part_bytes(net.tower), "vision"))
         why = f"{patches:,} patches"
-        parts.append(
-            Component("vision workspace", Kind.WORKSPACE, max(work, buffers), "vision", "predicted", why)
-        )
+        parts.append(predicted("vision workspace", Kind.WORKSPACE, max(work, buffers), "vision", why=why))
     layer = max(part_bytes(each) for each in net.decoder.layers)
     cached = kv_bytes(model, settings, -(-longest // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE)
     cached = (cached - state_bytes(model, settings)) // max(side.config.text.kv_layers, 1)
@@ -190,13 +194,8 @@ def _components(
         Component(
             "KV cache of a layer", Kind.CACHE, cached + recurrent, "prefill", why=f"{longest:,} tokens"
         ),
-        Component(
-            "workspace",
-            Kind.WORKSPACE,
-            max(work, buffers),
-            "prefill",
-            "predicted",
-            f"{chunk:,} tokens of a chunk",
+        predicted(
+            "workspace", Kind.WORKSPACE, max(work, buffers), "prefill", why=f"{chunk:,} tokens of a chunk"
         ),
         Component(
             "slices of the heads", Kind.WEIGHTS, heads, "decode", why="a part of the vocabulary at a time"

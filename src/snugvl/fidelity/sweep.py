@@ -33,9 +33,8 @@ from snugvl.engine.batch import table_width
 from snugvl.engine.request import CheckedPrompt, VisionItem
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.device import out_of_memory, release
-from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.models.batch import encoded
-from snugvl.models.decoder import Layer
+from snugvl.models.decoder import Layer, cache_of
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.rope import rotation_of
 
@@ -115,7 +114,11 @@ class Sweep:
         total = sum(group.tokens for group in groups)
         hidden = self._text.hidden_size
         self._states = torch.empty(total, hidden, dtype=network.dtype, device=sizes.home)
-        self._cache = self._make_cache(max(group.longest for group in groups))
+        blocks = -(-max(group.longest for group in groups) // DEFAULT_BLOCK_SIZE)
+        # Keys and values of one layer, and one recurrent state with its copies.
+        self._cache = cache_of(
+            self._text, network.dtype, network.device, blocks, fp8=sizes.kv == "fp8", snapshots=2, whole=False
+        )
         self._starts = [0, *accumulate(group.tokens for group in groups)]
 
     @torch.inference_mode()
@@ -268,31 +271,6 @@ class Sweep:
             else torch.zeros(1, dtype=torch.int64, device=device),
         )
         return metadata.on_device() if device.type == "cuda" else metadata
-
-    def _make_cache(self, longest: int) -> KVCache:
-        """Keys and values of one layer, and one recurrent state with its copies."""
-        text, linear = self._text, self._text.linear
-        states = None
-        if linear is not None:
-            states = StateCache(
-                num_layers=1,
-                slots=1,
-                heads=(linear.value_heads, linear.key_dim, linear.value_dim),
-                inputs=(linear.kernel - 1, linear.channels),
-                snapshots=2,
-                dtype=self._network.dtype,
-                device=self._network.device,
-            )
-        return KVCache(
-            num_layers=1,
-            num_blocks=-(-longest // DEFAULT_BLOCK_SIZE),
-            block_size=DEFAULT_BLOCK_SIZE,
-            num_kv_heads=text.num_kv_heads,
-            head_dim=text.head_dim,
-            dtype=E4M3 if self._sizes.kv == "fp8" else self._network.dtype,
-            device=self._network.device,
-            states=states,
-        )
 
 
 def _placed(layer: Layer) -> Callable[[], None]:

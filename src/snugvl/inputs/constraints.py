@@ -21,7 +21,7 @@ from typing import Any, Final
 from llguidance import LLMatcher
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
-from snugvl.errors import RequestError
+from snugvl.errors import RequestError, blamed
 from snugvl.inputs.tools.enforceable import MAX_SCHEMA, ended, referred
 from snugvl.inputs.tools.forms import tool_lark
 from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools
@@ -105,21 +105,22 @@ def grammar_text(grammar: Grammar, field: str) -> str:
     Raises:
         RequestError: it is no such grammar, or too large.
     """
-    kind, source = grammar.kind, grammar.source
-    if kind not in _NAMES:
-        raise RequestError(f"a grammar must be a {', a '.join(_NAMES.values())}, not {kind!r}", field=field)
-    _check_length(kind, source, field)
-    if kind == "json_schema":
-        check_schema(source, field)
-        try:
-            schema = json.dumps(ended(json.loads(source)))
-            return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
-        except ValueError as error:  # a number that is too large for it
-            raise refused(str(error), kind, field, source) from None
-    if kind == "regex":
-        return LLMatcher.grammar_from_regex(source)
-    _check_lark(source, field)
-    return LLMatcher.grammar_from_lark(source)
+    with blamed(field):
+        kind, source = grammar.kind, grammar.source
+        if kind not in _NAMES:
+            raise RequestError(f"a grammar must be a {', a '.join(_NAMES.values())}, not {kind!r}")
+        _check_length(kind, source)
+        if kind == "json_schema":
+            check_schema(source)
+            try:
+                schema = json.dumps(ended(json.loads(source)))
+                return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+            except ValueError as error:  # a number that is too large for it
+                raise refused(str(error), kind, field, source) from None
+        if kind == "regex":
+            return LLMatcher.grammar_from_regex(source)
+        _check_lark(source)
+        return LLMatcher.grammar_from_lark(source)
 
 
 def check_choices(grammar: Grammar, choices: int, field: str) -> None:
@@ -156,7 +157,8 @@ def tools_lark(
         source = json.dumps(arguments_schema(tool))
         total += len(source)
         if total > MAX_CHARACTERS["json_schema"]:
-            _check_length("json_schema", source, field)
+            with blamed(field):
+                _check_length("json_schema", source)
             raise RequestError(
                 f"the tools' schemas have more than {total - 1:,} characters, at most "
                 f"{MAX_CHARACTERS['json_schema']:,} are taken together; offer fewer tools",
@@ -203,30 +205,27 @@ def _blamed(error: str, schema: Any) -> str:
     return ""
 
 
-def _check_length(kind: str, source: str, field: str) -> None:
+def _check_length(kind: str, source: str) -> None:
     if len(source) > MAX_CHARACTERS[kind]:
         raise RequestError(
-            f"the {_NAMES[kind]} has {len(source):,} characters, at most {MAX_CHARACTERS[kind]:,} are taken",
-            field=field,
+            f"the {_NAMES[kind]} has {len(source):,} characters, at most {MAX_CHARACTERS[kind]:,} are taken"
         )
 
 
 _IN_GBNF: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
-def _check_lark(source: str, field: str) -> None:
+def _check_lark(source: str) -> None:
     if _IN_GBNF.search(source):
         raise RequestError(
             "the grammar is in GBNF (root ::= …), as llama.cpp's are; write it in Lark, in which a rule is "
-            'start: "yes" | "no"',
-            field=field,
+            'start: "yes" | "no"'
         )
     rules = sum(":" in line for line in source.splitlines())
     if rules > MAX_RULES or source.count("&") > MAX_INTERSECTIONS:
         raise RequestError(
             f"the Lark grammar has {rules} rules and {source.count('&')} intersections (&); at most "
-            f"{MAX_RULES} and {MAX_INTERSECTIONS} are taken",
-            field=field,
+            f"{MAX_RULES} and {MAX_INTERSECTIONS} are taken"
         )
 
 
@@ -235,20 +234,18 @@ def one_line(message: str) -> str:
     return " ".join(message.replace("<non-verbose/>", "").split())[:300]
 
 
-def check_schema(source: str, field: str) -> None:
+def check_schema(source: str) -> None:
     """Refuse what is not a JSON object, and what could take the compiler too much time or stack.
 
     Raises:
         RequestError: with what is wrong and the limit.
     """
-    schema = _parsed(source, field)
+    schema = _parsed(source)
     depth = _depth(schema)
     if depth > MAX_DEPTH:
-        raise RequestError(
-            f"the JSON schema is nested deeper than {MAX_DEPTH} levels; use a flatter one", field=field
-        )
+        raise RequestError(f"the JSON schema is nested deeper than {MAX_DEPTH} levels; use a flatter one")
     if not isinstance(schema, dict):
-        raise RequestError('a JSON schema is an object, such as {"type": "object"}', field=field)
+        raise RequestError('a JSON schema is an object, such as {"type": "object"}')
     links = _links(schema)
     linked = len(links)  # each adds a level at least; more than enough of them aren't even looked at
     if linked <= MAX_LINKED_DEPTH:
@@ -256,29 +253,25 @@ def check_schema(source: str, field: str) -> None:
     if linked > MAX_LINKED_DEPTH:
         raise RequestError(
             f"the JSON schema and what its $refs lead to are {linked} levels deep in all, at most "
-            f"{MAX_LINKED_DEPTH} are taken; use fewer $refs",
-            field=field,
+            f"{MAX_LINKED_DEPTH} are taken; use fewer $refs"
         )
     targets = {link: referred(link, schema, schema) for link in links}
     if lost := next((link for link in links if link.startswith("#/") and _is_lost(link, schema)), None):
-        raise RequestError(
-            f"the JSON schema's $ref {lost[:100]!r} leads nowhere: it has no such part", field=field
-        )
+        raise RequestError(f"the JSON schema's $ref {lost[:100]!r} leads nowhere: it has no such part")
     if loop := _loop(targets):
         within = loop == "#" or loop.startswith("#/")
         why = "leads back to itself, and to nothing else" if within else "isn't followed; write #/$defs/NAME"
-        raise RequestError(f"the JSON schema's $ref {loop[:100]!r} {why}", field=field)
+        raise RequestError(f"the JSON schema's $ref {loop[:100]!r} {why}")
     reach = {link: _Reach(_patterns(target), _links(target)) for link, target in targets.items()}
     for place, part in _places(schema):
         at = f" (at {place})"
-        _check_part(part, reach, field, at)
-        _check_multiples(part, schema, field, at)
+        _check_part(part, reach, at)
+        _check_multiples(part, schema, at)
         for literal in _literals(part):
             if len(literal) > MAX_LITERAL:
                 raise RequestError(
                     f"the JSON schema has a literal of {len(literal):,} characters ({literal[:20]}…), at "
-                    f"most {MAX_LITERAL:,} are taken{at}",
-                    field=field,
+                    f"most {MAX_LITERAL:,} are taken{at}"
                 )
 
 
@@ -302,7 +295,7 @@ def _literals(part: dict[str, Any]) -> Iterator[str]:
         yield value if isinstance(value, str) else json.dumps(value)
 
 
-def _check_multiples(part: dict[str, Any], schema: Any, field: str, at: str) -> None:
+def _check_multiples(part: dict[str, Any], schema: Any, at: str) -> None:
     """Refuse a `multipleOf` with too many remainders, alone or beside those it is joined with."""
     joined = [each for key in _JOINED if isinstance(part.get(key), list) for each in part[key]]
     beside = [referred(each["$ref"], schema, schema) if _refers(each) else each for each in joined]
@@ -311,8 +304,7 @@ def _check_multiples(part: dict[str, Any], schema: Any, field: str, at: str) -> 
         raise RequestError(
             f"the JSON schema has multipleOf {' and '.join(f'{each:,}' for each in given)} in one place; "
             f"their product may be at most {MAX_MULTIPLE:,} (decimal points left out), as answers are "
-            f"checked digit by digit; use a smaller one, or check the number afterwards{at}",
-            field=field,
+            f"checked digit by digit; use a smaller one, or check the number afterwards{at}"
         )
 
 
@@ -337,15 +329,15 @@ def _steps(multiple: float) -> int:
     return max(value, 1)
 
 
-def _parsed(source: str, field: str) -> Any:
+def _parsed(source: str) -> Any:
     try:
         return json.loads(source)
     except RecursionError:
         raise RequestError(
-            f"the JSON schema is nested deeper than {MAX_DEPTH} levels; use a flatter one", field=field
+            f"the JSON schema is nested deeper than {MAX_DEPTH} levels; use a flatter one"
         ) from None
     except ValueError as error:
-        raise RequestError(f"the JSON schema is not JSON: {error}", field=field) from None
+        raise RequestError(f"the JSON schema is not JSON: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,13 +348,12 @@ class _Reach:
     links: set[str]
 
 
-def _check_part(part: dict[str, Any], reach: Mapping[str, _Reach], field: str, at: str) -> None:
+def _check_part(part: dict[str, Any], reach: Mapping[str, _Reach], at: str) -> None:
     properties = part.get("properties")
     if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
         raise RequestError(
             f"an object of the JSON schema has {len(properties)} properties, at most {MAX_PROPERTIES} are "
-            f"taken{at}",
-            field=field,
+            f"taken{at}"
         )
     several = isinstance(part.get("allOf"), list) and len(part["allOf"]) + len(part.keys() - _NOTES) > 2
     if several or ("$ref" in part and part.keys() - _NOTES):
@@ -370,8 +361,7 @@ def _check_part(part: dict[str, Any], reach: Mapping[str, _Reach], field: str, a
         if len(patterns) > MAX_PATTERNS:
             raise RequestError(
                 f"the JSON schema joins parts with {len(patterns)} patterns and formats by allOf or $ref, "
-                f"at most {MAX_PATTERNS} are taken there{at}",
-                field=field,
+                f"at most {MAX_PATTERNS} are taken there{at}"
             )
 
 

@@ -36,7 +36,7 @@ from snugvl.core.messages import (
     named_in_errors,
 )
 from snugvl.engine.request import VisionItem
-from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
+from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, blamed
 from snugvl.inputs.chat import ChatTemplate, refuse_marks, template_texts, texts
 from snugvl.inputs.defusing import defused
 from snugvl.inputs.pixels import ImagePreprocessor, VideoPreprocessor, read_video_preprocessor
@@ -462,12 +462,8 @@ def _runs(pictures: PictureInputs, messages: Sequence[Message]) -> Iterator[int]
     for index, message in enumerate(messages):
         for part in message.content:
             if not isinstance(part, Text):
-                try:
-                    with named_in_errors(part):
-                        runs = pictures.runs(part)
-                except ImageError as error:
-                    error.field = error.field or f"messages[{index}].content"
-                    raise
+                with blamed(f"messages[{index}].content"), named_in_errors(part):
+                    runs = pictures.runs(part)
                 yield from runs
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from snugvl.checkpoint.architecture import Mixture, TextConfig
+from snugvl.core.config import DEFAULT_BLOCK_SIZE
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.experts import Experts, added, chosen, scored
-from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
 from snugvl.layers.linear import Linear, RMSNorm
 from snugvl.layers.replaced import by_kernels
 from snugvl.models.linear_attention import GatedDeltaNet
@@ -207,7 +208,9 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, metadata)
             if vision_rows is not None and index + 1 < len(vision_levels):
-                x = _added(x, vision_rows, vision_levels[index + 1].to(x.dtype))
+                level = vision_levels[index + 1].to(x.dtype)
+                masked = vision_rows.dtype == torch.bool
+                x = x.add_(level) if masked else x.index_add_(0, vision_rows, level)
         return x
 
     def embed(
@@ -227,5 +230,40 @@ def _replaced(x: torch.Tensor, rows: torch.Tensor, level: torch.Tensor) -> torch
     return x.index_copy_(0, rows, level)
 
 
-def _added(x: torch.Tensor, rows: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-    return x.add_(level) if rows.dtype == torch.bool else x.index_add_(0, rows, level)
+def cache_of(
+    text: TextConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    blocks: int,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    *,
+    fp8: bool = False,
+    slots: int = 1,
+    snapshots: int = 0,
+    whole: bool = True,
+) -> KVCache:
+    """The cache of a decoder. Layers of linear attention have no keys and values, and others no state.
+
+    `dtype`: of activations; `whole`: for all layers, else for one of each kind.
+    """
+    states, linear = None, text.linear
+    if linear is not None:
+        states = StateCache(
+            num_layers=text.linear_layers if whole else 1,
+            slots=slots,
+            heads=(linear.value_heads, linear.key_dim, linear.value_dim),
+            inputs=(linear.kernel - 1, linear.channels),
+            dtype=dtype,
+            device=device,
+            snapshots=snapshots,
+        )
+    return KVCache(
+        num_layers=text.kv_layers if whole else 1,
+        num_blocks=blocks,
+        block_size=block_size,
+        num_kv_heads=text.num_kv_heads,
+        head_dim=text.head_dim,
+        dtype=E4M3 if fp8 else dtype,
+        device=device,
+        states=states,
+    )

@@ -12,10 +12,9 @@ gives up whenever the memory is wanted.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import groupby
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -109,7 +108,9 @@ class LayeredNetwork:
             self._stored.entry(name) for name, each in targets_of(self.model) if id(each.parameter) in mine
         ]
         for path, group in groupby(sorted(entries, key=_place), key=lambda entry: entry.file):
-            _advise(path, list(group))
+            with path.open("rb") as file:
+                for entry in group:
+                    os.posix_fadvise(file.fileno(), entry.offset, entry.nbytes, os.POSIX_FADV_WILLNEED)
 
     def stored_bytes(self, *modules: nn.Module) -> int:
         """Bytes of files that parts are read from; a tied head is the embedding's."""
@@ -150,9 +151,3 @@ def part_bytes(module: nn.Module) -> int:
 
 def _place(entry: TensorEntry) -> tuple[str, int]:
     return str(entry.file), entry.offset
-
-
-def _advise(path: Path, entries: Sequence[TensorEntry]) -> None:
-    with path.open("rb") as file:
-        for entry in entries:
-            os.posix_fadvise(file.fileno(), entry.offset, entry.nbytes, os.POSIX_FADV_WILLNEED)

@@ -31,8 +31,8 @@ from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.core.folders import sources_digest, write_whole
 from snugvl.core.formats import FEW_BITS
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.layers.linear import Linear
+from snugvl.models.decoder import cache_of
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.rope import rotation_of
 
@@ -64,7 +64,9 @@ def weigh_inputs(
     tokens, device = len(embedded), embedded.device
     positions = torch.arange(tokens, device=device).expand(3, tokens).as_subclass(_Plain)
     rotation = rotation_of(positions, wide.config.text.rope, embedded.dtype)
-    cache, metadata = _cache(wide, embedded), _metadata(tokens, device)
+    blocks = -(-len(embedded) // BLOCK)
+    cache = cache_of(wide.config.text, embedded.dtype, embedded.device, blocks, BLOCK)
+    metadata = _metadata(tokens, device)
     x: torch.Tensor = embedded.as_subclass(_Plain)
     for layer, rounded in zip(wide.decoder.layers, model.decoder.layers, strict=True):
         layer_ready(layer)
@@ -175,28 +177,3 @@ def _metadata(tokens: int, device: torch.device) -> AttentionMetadata:
     table = torch.arange(-(-tokens // BLOCK), device=device)[None]
     slots = torch.zeros(1, dtype=torch.int64, device=device)
     return AttentionMetadata((tokens,), (tokens,), places, table, BLOCK, state_slots=slots)
-
-
-def _cache(model: LoadableNetwork, embedded: torch.Tensor) -> KVCache:
-    text, linear = model.config.text, model.config.text.linear
-    dtype, device = embedded.dtype, embedded.device
-    states = None
-    if linear is not None:
-        states = StateCache(
-            num_layers=text.linear_layers,
-            slots=1,
-            heads=(linear.value_heads, linear.key_dim, linear.value_dim),
-            inputs=(linear.kernel - 1, linear.channels),
-            dtype=dtype,
-            device=device,
-        )
-    return KVCache(
-        num_layers=text.kv_layers,
-        num_blocks=-(-len(embedded) // BLOCK),
-        block_size=BLOCK,
-        num_kv_heads=text.num_kv_heads,
-        head_dim=text.head_dim,
-        dtype=dtype,
-        device=device,
-        states=states,
-    )

@@ -15,12 +15,7 @@ from snugvl.layers.linear import Linear
 
 CHUNK_BYTES = 8 << 20
 SCALE_SUFFIX = "_scale_inv"
-DTYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn}
 _ALL = DTYPES | {
     "I32": torch.int32,
     "I64": torch.int64,

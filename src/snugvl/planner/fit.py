@@ -358,7 +358,7 @@ class Fitter:
                 low + room * BLOCK_TOKENS,
                 BLOCK_TOKENS,
                 lambda n: self.fits(settings._replace(pool_tokens=n)),
-            ),
+            )
         )
 
     def _quicker(self, settings: Settings) -> Settings:

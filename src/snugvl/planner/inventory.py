@@ -110,18 +110,14 @@ def inventory(facts: ModelFacts) -> Inventory:
 
 def group_of(tensor: TensorFact) -> TensorGroup:
     """One tensor as a group of its own."""
-    part = _part(tensor)
+    rest: Part = "predictor" if tensor.name.startswith(PREDICTOR) else "decoder"
+    part = _PARTS.get(tensor.role, rest)
     return TensorGroup(part, _kind(tensor, part), tensor.shape, tensor.nbytes, 1, _of_expert(tensor))
 
 
 def _of_expert(tensor: TensorFact) -> bool:
     scale = tensor.role in ("scale", "scale8")
     return tensor.role == "expert" or (scale and ".experts." in tensor.name)
-
-
-def _part(tensor: TensorFact) -> Part:
-    rest: Part = "predictor" if tensor.name.startswith(PREDICTOR) else "decoder"
-    return _PARTS.get(tensor.role, rest)
 
 
 def _kind(tensor: TensorFact, part: Part) -> Kind:

@@ -215,11 +215,7 @@ def _placed(fitters: Sequence[Fitter], choices: list[Choice]) -> list[Choice]:
 
 
 def _possible(
-    candidate: Candidate,
-    machine: Machine,
-    wishes: Wishes,
-    found: list[Budget],
-    missing: Mapping[str, str],
+    candidate: Candidate, machine: Machine, wishes: Wishes, found: list[Budget], missing: Mapping[str, str]
 ) -> tuple[list[Fitter], list[Reason]]:
     """Fitters of what may be tried with one model, and why engines among those asked for can't run it."""
     facts = candidate.facts

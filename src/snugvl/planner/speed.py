@@ -337,12 +337,7 @@ def _processor_step_s(model: Inventory, settings: Settings, budget: Budget) -> t
 
 
 def _least_first_token_s(
-    model: Inventory,
-    settings: Settings,
-    budget: Budget,
-    flops: float | None,
-    crossing: int,
-    across_s: float,
+    model: Inventory, settings: Settings, budget: Budget, flops: float | None, crossing: int, across_s: float
 ) -> float | None:
     """Least seconds to the first token of an engine that reads safetensors; None without a known peak.
 

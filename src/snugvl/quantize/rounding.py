@@ -131,12 +131,7 @@ def factors_of(weight: torch.Tensor) -> torch.Tensor:
 
 
 def rounded(
-    values: torch.Tensor,
-    grid: Grid,
-    moments: Moments,
-    *,
-    compensate: bool,
-    order: torch.Tensor | None = None,
+    values: torch.Tensor, grid: Grid, moments: Moments, *, compensate: bool, order: torch.Tensor | None = None
 ) -> Rounded:
     """`values` `[rows, columns]`, of any float type, rounded for inputs like these.
 

@@ -42,7 +42,7 @@ from snugvl.models.decoder import Layer
 from snugvl.models.layered import LayeredNetwork
 from snugvl.models.loader import OpenCheckpoint, open_checkpoint, targets_of
 from snugvl.planner.engines.native.footprint import LATE_BYTES
-from snugvl.planner.footprint.total import Component
+from snugvl.planner.footprint.total import Component, predicted
 from snugvl.planner.settings import Settings
 from snugvl.quantize import passes, writing
 from snugvl.quantize.gguf_output import GgufOutput, GgufWriter
@@ -489,7 +489,7 @@ class QuantizeJob:
                 "prefill",
                 why="of each pair of columns, and what lacks",
             ),
-            Component("rounding", Kind.OTHER, work, "prefill", "predicted"),
+            predicted("rounding", Kind.OTHER, work, "prefill"),
         ]
 
     def _moments(self, matrix: Matrix) -> int:

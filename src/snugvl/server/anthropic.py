@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
 
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, Field
@@ -48,6 +48,8 @@ from snugvl.server.streaming import Event, compact, event_stream, events_documen
 from snugvl.server.unsupported import CLIENT_TOOL, MESSAGES, MESSAGES_PROMPT, PICTURE_BLOCK, UnsupportedFields
 
 MAX_BLOCKS = 1024
+BlockT = TypeVar("BlockT")
+Blocks = StringOrArray[Annotated[list[BlockT], Field(max_length=MAX_BLOCKS)]]
 
 
 def only(what: str, *types: str) -> BeforeValidator:
@@ -141,15 +143,8 @@ class ContentSource(RequestPart):
     """A document in pieces."""
 
     type: Literal["content"]
-    content: StringOrArray[
-        Annotated[
-            list[
-                Annotated[
-                    TextBlock | ImageBlock, Field(discriminator="type"), only("a block", "text", "image")
-                ]
-            ],
-            Field(max_length=MAX_BLOCKS),
-        ]
+    content: Blocks[
+        Annotated[TextBlock | ImageBlock, Field(discriminator="type"), only("a block", "text", "image")]
     ]
 
 
@@ -216,7 +211,7 @@ class ToolResultBlock(RequestPart):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: StringOrArray[Annotated[list[ResultBlock], Field(max_length=MAX_BLOCKS)]] | None = None
+    content: Blocks[ResultBlock] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -233,10 +228,6 @@ AssistantBlock = Annotated[
     only("a block", "text", "tool_use", "thinking", "redacted_thinking", *get_args(VendorKind)),
 ]
 
-TextContent = StringOrArray[Annotated[list[OnlyText], Field(max_length=MAX_BLOCKS)]]
-UserContent = StringOrArray[Annotated[list[UserBlock], Field(max_length=MAX_BLOCKS)]]
-AssistantContent = StringOrArray[Annotated[list[AssistantBlock], Field(max_length=MAX_BLOCKS)]]
-
 
 MAX_MESSAGES = 10_000
 
@@ -247,21 +238,21 @@ class UserTurn(RequestPart):
     unsupported: ClassVar[UnsupportedFields] = PICTURE_BLOCK
 
     role: Literal["user"]
-    content: UserContent
+    content: Blocks[UserBlock]
 
 
 class AssistantTurn(RequestPart):
     """An earlier answer of the model."""
 
     role: Literal["assistant"]
-    content: AssistantContent
+    content: Blocks[AssistantBlock]
 
 
 class SystemTurn(RequestPart):
     """Instructions in the middle of a conversation."""
 
     role: Literal["system"]
-    content: TextContent
+    content: Blocks[OnlyText]
 
 
 Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
@@ -333,7 +324,7 @@ class MessagesPrompt(Body):
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: TextContent | None = None
+    system: Blocks[OnlyText] | None = None
     tools: (
         Annotated[list[Annotated[ClientTool, only("a tool", "custom")]], Field(max_length=MAX_TOOLS)] | None
     ) = None
@@ -680,10 +671,7 @@ class MessageAnswer:
         usage, choice = await self.answer.complete(), self.answer.choices[0]
         content = [_block(block.first, block.text) for block in choice.blocks]
         return self._message(
-            content,
-            stop_reason=self._stop_reason(usage),
-            stop_sequence=choice.stop,
-            usage=_usage(usage),
+            content, stop_reason=self._stop_reason(usage), stop_sequence=choice.stop, usage=_usage(usage)
         )
 
     async def events(self) -> AsyncGenerator[Event]:

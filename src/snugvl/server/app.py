@@ -219,7 +219,9 @@ def document(app: FastAPI) -> dict[str, Any]:
     components = values.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for model in FORMS.values():
-        _define(schemas, model)
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     components["securitySchemes"] = {
@@ -244,12 +246,6 @@ def _complete(operation: dict[str, Any], path: str) -> None:
         answers.setdefault(str(status), answer)
     if not open_to_all(path):
         operation["security"] = [{"bearer": []}, *({name: []} for name in KEY_HEADERS)]
-
-
-def _define(schemas: dict[str, Any], model: type[BaseModel]) -> None:
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(schema.pop("$defs", {}))
-    schemas[model.__name__] = schema
 
 
 CLIENT_LEFT = 499

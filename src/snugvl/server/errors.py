@@ -32,6 +32,7 @@ from snugvl.errors import (
     SnugvlError,
     Unauthorized,
 )
+from snugvl.server.fields import whole
 from snugvl.server.metrics import record_of
 
 Family = Literal["openai", "anthropic", "ollama"]
@@ -121,9 +122,7 @@ def error_body(error: Exception, family: Family, request_id: str) -> dict[str, A
         detail = {"type": kind, "message": message}
         return {"type": "error", "error": detail, "request_id": request_id}
     kind = OPENAI_TYPES.get(status, default)
-    return {
-        "error": {"message": message, "type": kind, "param": param_of(error), "code": code_of(error)},
-    }
+    return {"error": {"message": message, "type": kind, "param": param_of(error), "code": code_of(error)}}
 
 
 def error_response(error: Exception, scope: Scope) -> JSONResponse:
@@ -331,12 +330,7 @@ def _must(kind: str, context: Mapping[str, Any]) -> str:
         return EMPTY
     stem = re.sub(r"_(attributes_type|type|parsing|from_float|parsing_size)$", "", kind)
     words = _MUST.get(kind) or _MUST.get(stem, "")
-    return words.format_map({name: _whole(value) for name, value in context.items()})
-
-
-def _whole(value: object) -> object:
-    """A bound as people write it, to its last digit: 2 for 2.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return words.format_map({name: whole(value) for name, value in context.items()})
 
 
 def _either(names: Sequence[str]) -> str:

@@ -46,13 +46,14 @@ StringOrArray = Annotated[Annotated[str, Tag("string")] | Annotated[FormT, Tag("
 StringOrObject = Annotated[Annotated[str, Tag("string")] | Annotated[FormT, Tag("object")], STRING_OR_OBJECT]
 
 
-def _whole(value: object) -> object:
+def whole(value: object) -> object:
+    """A number as people write it, to its last digit: 2 for 2.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # JSON has one kind of number: 1.0 is a whole number in it, and some clients write it so.
 # Stands after the bounds in Annotated, or the OpenAPI document loses them.
-WHOLE = BeforeValidator(_whole)
+WHOLE = BeforeValidator(whole)
 
 MOST_IGNORED = 12  # warnings of fields that are ignored; others matter more
 MAX_NAME = 1024  # characters of a field's name, known or not

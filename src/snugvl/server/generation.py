@@ -17,16 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from snugvl.core.messages import (
-    Delta,
-    Logprob,
-    Request,
-    Stream,
-    Text,
-    ToolCall,
-    Usage,
-    characters,
-)
+from snugvl.core.messages import Delta, Logprob, Request, Stream, Text, ToolCall, Usage, characters
 from snugvl.core.service import Tokens
 from snugvl.core.training import Training
 from snugvl.errors import EngineError, RequestTooLarge

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -125,49 +126,34 @@ class Metrics:
     """Metrics of one server, in a registry of its own."""
 
     def __init__(self, service: EngineService) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_Engine(service))
-        self.requests = Counter(
-            "snugvl_requests", "Requests answered.", ("method", "path", "status"), registry=self._registry
-        )
-        self.refusals = Counter(
-            "snugvl_refusals", "Requests that ended in an error.", ("status", "code"), registry=self._registry
-        )
-        self.departures = Counter(
-            "snugvl_clients_left",
-            "Requests whose client left before the answer was complete.",
-            registry=self._registry,
+        self._registry = registry = CollectorRegistry()
+        registry.register(_Engine(service))
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self.requests = counter("snugvl_requests", "Requests answered.", ("method", "path", "status"))
+        self.refusals = counter("snugvl_refusals", "Requests that ended in an error.", ("status", "code"))
+        self.departures = counter(
+            "snugvl_clients_left", "Requests whose client left before the answer was complete."
         )
         self.in_flight = Gauge(
-            "snugvl_requests_in_flight", "Requests that are being answered.", registry=self._registry
+            "snugvl_requests_in_flight", "Requests that are being answered.", registry=registry
         )
-        self.request_seconds = Histogram(
+        self.request_seconds = histogram(
             "snugvl_request_seconds",
             "From the first byte of a request's head to the last of its answer.",
             ("path",),
             buckets=REQUEST_S,
-            registry=self._registry,
         )
-        self.first_token_seconds = Histogram(
+        self.first_token_seconds = histogram(
             "snugvl_time_to_first_token_seconds",
             "From handing a request to the engine to its first token.",
             buckets=FIRST_TOKEN_S,
-            registry=self._registry,
         )
-        self.token_seconds = Histogram(
-            "snugvl_inter_token_seconds",
-            "Between two pieces of one answer.",
-            buckets=TOKEN_S,
-            registry=self._registry,
+        self.token_seconds = histogram(
+            "snugvl_inter_token_seconds", "Between two pieces of one answer.", buckets=TOKEN_S
         )
-        self.finished = Counter(
-            "snugvl_finished", "Answers, by how they ended.", ("reason",), registry=self._registry
-        )
-        self._tokens = Counter(
-            "snugvl_tokens",
-            "Tokens of finished requests; image tokens are part of the prompt's.",
-            ("kind",),
-            registry=self._registry,
+        self.finished = counter("snugvl_finished", "Answers, by how they ended.", ("reason",))
+        self._tokens = counter(
+            "snugvl_tokens", "Tokens of finished requests; image tokens are part of the prompt's.", ("kind",)
         )
         for kind in ("prompt", "generated", "image"):
             self._tokens.labels(kind)

@@ -112,8 +112,7 @@ class RequestBody:
         self._coding = headers.get("content-encoding", "identity").strip().lower() or "identity"
         if self._coding not in ("identity", *(PACKED if _is_json(scope) else ())):
             raise HTTPException(
-                415,
-                f"Content-Encoding: {self._coding[:40]} isn't read here; send plain JSON, or gzip",
+                415, f"Content-Encoding: {self._coding[:40]} isn't read here; send plain JSON, or gzip"
             )
         self._length = int(headers.get("content-length", "0"))  # the parser has let only digits through
         if self._length > settings.max_body_bytes:

@@ -29,10 +29,10 @@ Shown = Image | Picture | Video
 def about(
     images: Iterable[Shown],
     prompt: str,
+    capabilities: Capabilities,
+    max_tokens: int,
     *,
     sampling: SamplingParams | None,
-    max_tokens: int,
-    capabilities: Capabilities,
     max_pixels: int | None = None,
     grammar: Grammar | None = None,
     marks: tuple[str, ...] = (),
@@ -123,14 +123,8 @@ def request(
         raise RequestError("the question is empty", field="question")
     if not images:
         raise RequestError("a question needs at least one image; `chat` works without", field="images")
-    return about(
-        images,
-        convention_of(capabilities).question.format(question.strip()),
-        sampling=sampling,
-        max_tokens=MAX_TOKENS,
-        capabilities=capabilities,
-        max_pixels=max_pixels,
-    )
+    prompt = convention_of(capabilities).question.format(question.strip())
+    return about(images, prompt, capabilities, MAX_TOKENS, sampling=sampling, max_pixels=max_pixels)
 
 
 def result(reply: Reply) -> Answer:
@@ -155,15 +149,10 @@ def caption_request(
         raise RequestError(
             f"detail must be one of {', '.join(prompts.CAPTION)}, not {detail!r}", field="detail"
         )
-    prompt = convention_of(capabilities).captions[detail]
-    return about(
-        [image],
-        prompts.of_video(prompt) if isinstance(image, Video) else prompt,
-        sampling=sampling,
-        max_tokens=MAX_CAPTION_TOKENS[detail],
-        capabilities=capabilities,
-        max_pixels=max_pixels,
-    )
+    prompt, most = convention_of(capabilities).captions[detail], MAX_CAPTION_TOKENS[detail]
+    if isinstance(image, Video):
+        prompt = prompts.of_video(prompt)
+    return about([image], prompt, capabilities, most, sampling=sampling, max_pixels=max_pixels)
 
 
 def caption_result(reply: Reply) -> Caption:

@@ -5,34 +5,17 @@ answer is there: after an error the conversation is as it was before.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from snugvl.core.guesses import arguments_hinted, unknown
-from snugvl.core.messages import Delta, Text
+from snugvl.core.messages import AsyncClosing, Closing, Delta, Deltas, Text
 from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.inputs.talk import Shown, Turn, of_user, system_turn
 from snugvl.tasks.ask import collect
 from snugvl.tasks.results import Reply
 
 M = TypeVar("M")
-
-
-class Deltas(Protocol):
-    """A stream of an answer's pieces; closing it stops the work."""
-
-    def __iter__(self) -> Iterator[Delta]: ...
-
-    def __next__(self) -> Delta: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class AsyncDeltas(Protocol):
@@ -156,7 +139,7 @@ class _Heard:
             self._remember("".join(self._pieces))
 
 
-class ConversationStream(_Heard):
+class ConversationStream(_Heard, Closing):
     """An answer as it comes; when it has ended, or is closed, it is part of the conversation."""
 
     def __init__(self, deltas: Deltas, remember: Callable[[str], None]) -> None:
@@ -182,12 +165,6 @@ class ConversationStream(_Heard):
         """Stop. Safe to call twice."""
         self._deltas.close()
         self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class AsyncConversation(_Remembers[M]):
@@ -239,7 +216,7 @@ class AsyncConversation(_Remembers[M]):
         return AsyncConversationStream(deltas, lambda answer: self._remember(mine, answer))
 
 
-class AsyncConversationStream(_Heard):
+class AsyncConversationStream(_Heard, AsyncClosing):
     """An answer as it comes, in an event loop; see `ConversationStream`."""
 
     def __init__(self, deltas: AsyncDeltas, remember: Callable[[str], None]) -> None:
@@ -265,9 +242,3 @@ class AsyncConversationStream(_Heard):
         """Stop. Safe to call twice."""
         await self._deltas.close()
         self._end()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()

@@ -48,16 +48,11 @@ def request(
         RequestError: as `check`.
     """
     convention = convention_of(capabilities)
+    prompt = convention.detection(check_names(objects), capabilities.model)
     return about(
-        [image],
-        convention.detection(check_names(objects), capabilities.model),
-        sampling=sampling,
-        max_tokens=MAX_TOKENS,
-        capabilities=capabilities,
-        max_pixels=max_pixels,
-        grammar=convention.grammar,
-        marks=convention.marks,
-    )
+        [image], prompt, capabilities, MAX_TOKENS, sampling=sampling, max_pixels=max_pixels,
+        grammar=convention.grammar, marks=convention.marks,
+    )  # fmt: skip
 
 
 def check_names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -46,9 +46,9 @@ def request(
     return about(
         [image],
         prompts.of_video(prompts.SCENE) if isinstance(image, Video) else prompts.SCENE,
+        capabilities,
+        MAX_TOKENS,
         sampling=sampling,
-        max_tokens=MAX_TOKENS,
-        capabilities=capabilities,
         max_pixels=max_pixels,
         grammar=conventions.SCENE,
     )

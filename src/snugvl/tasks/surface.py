@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, overload
 
 from snugvl.core.guesses import HintedClass, hint_arguments, unknown
+from snugvl.core.messages import Deltas
 from snugvl.core.sampling import SamplingParams, chosen
 from snugvl.errors import WrongType
 from snugvl.inputs.given import ImageSource, VisualSource
 from snugvl.inputs.talk import Spoken
-from snugvl.tasks.conversation import Conversation, Deltas
+from snugvl.tasks.conversation import Conversation
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 

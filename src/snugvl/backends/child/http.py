@@ -217,6 +217,13 @@ class ChildApi:
         """The counters, in Prometheus' text format."""
         return (await self.get("/metrics", CALL_S)).text
 
+    async def ids_of(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+        """Token ids of a prompt or a conversation, by `POST /tokenize`."""
+        found = (await self.call("/tokenize", body)).get("tokens")
+        if not isinstance(found, list):
+            raise self.foreign("POST /tokenize was answered without tokens")
+        return tuple(int(token) for token in found)
+
     async def call(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = CALL_S
     ) -> dict[str, Any]:

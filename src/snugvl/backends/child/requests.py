@@ -33,6 +33,10 @@ from snugvl.inputs.trials import Trials
 
 NO_RUNS: Final = ("no_repeat_ngram_size", "no_repeat_ngram_size: this engine has no such rule")
 TOKEN_CHARACTERS: Final = 256  # of the longest token there is in a vocabulary that people use: 128
+# Fields of sampling that other programs' servers call as we do.
+SAME_NAMES: Final = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

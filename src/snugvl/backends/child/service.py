@@ -18,7 +18,7 @@ from snugvl.backends.child.answer import ChildStream, Chunks
 from snugvl.backends.child.http import ChildApi, Served
 from snugvl.backends.child.life import AttachedServer, Launch, LaunchedServer, Life
 from snugvl.backends.child.requests import NO_RUNS, ServedModel, capabilities_of
-from snugvl.backends.child.settings import ChildChoice, Facts
+from snugvl.backends.child.settings import ChildChoice, Facts, refuse_flags
 from snugvl.backends.preparers import Preparation, Preparers
 from snugvl.backends.spawned import Stage
 from snugvl.backends.supervisor import Ending, Lives, Supervised, Supervision
@@ -139,9 +139,11 @@ class ChildEngine(Supervised[Life]):
     name: ClassVar[str]
     backend: ClassVar[str]
     ignores: ClassVar[tuple[tuple[str, str], ...]] = (NO_RUNS,)
+    ours: ClassVar[Sequence[str]] = ()  # flags that only snugvl sets
     vague_limits: ClassVar[bool] = False
 
     def __init__(self, choice: ChildChoice, supervision: Supervision | None = None) -> None:
+        refuse_flags(choice.arguments, self.ours, self.name)
         supervision = supervision or Supervision()
         waiting = {"again": "waiting for it", "after_pause": "waiting for it"} if choice.attach else {}
         lives = Lives(supervision, f"{self.name} has not been started", **waiting)

@@ -88,11 +88,7 @@ class LlamacppApi(ChildApi):
 
     async def tokens(self, text: str, *, bos: bool = False) -> tuple[int, ...]:
         """Token ids of a text, control tokens among them. `bos`: whether with the beginning-of-text token."""
-        body = {"content": text, "add_special": bos, "parse_special": True}
-        found = (await self.call("/tokenize", body)).get("tokens")
-        if not isinstance(found, list):
-            raise self.foreign("POST /tokenize was answered without tokens")
-        return tuple(int(token) for token in found)
+        return await self.ids_of({"content": text, "add_special": bos, "parse_special": True})
 
     async def text_of(self, ids: tuple[int, ...]) -> str:
         """The text of token ids."""

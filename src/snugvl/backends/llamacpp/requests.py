@@ -13,6 +13,7 @@ from typing import Any, Final
 from llguidance import LLMatcher
 
 from snugvl.backends.child.requests import (
+    SAME_NAMES,
     ServedModel,
     check,
     plain_conversation,
@@ -217,21 +218,14 @@ def _sampling(params: SamplingParams, speaker: RequestBuilder) -> dict[str, Any]
         raise RequestError(
             f"logit_bias has the token {beyond:,}; the vocabulary has {most:,}", field="logit_bias"
         )
-    return {
+    return {name: getattr(params, name) for name in SAME_NAMES} | {
         "stream": True,
         "return_tokens": True,
         "cache_prompt": speaker.prefix_cache,
         "samplers": list(SAMPLERS),
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": params.min_p,
         "repeat_penalty": params.repetition_penalty,
         "repeat_last_n": speaker.model.context_tokens,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
         "logit_bias": [[token, bias] for token, bias in params.logit_bias.items()],
-        "ignore_eos": params.ignore_eos,
         "stop": list(params.stop),
         "n_probs": 0 if params.logprobs is None else max(params.logprobs, 1),
     }

@@ -28,7 +28,7 @@ from snugvl.backends.child.http import ChildApi, Served
 from snugvl.backends.child.life import Launch, Life
 from snugvl.backends.child.requests import NO_RUNS, ServedModel
 from snugvl.backends.child.service import ChildEngine, Prepared, Session
-from snugvl.backends.child.settings import Facts, flag_value, refuse_flags
+from snugvl.backends.child.settings import Facts, flag_value
 from snugvl.backends.child.watch import Gauge, samples
 from snugvl.backends.llamacpp import settings
 from snugvl.backends.llamacpp.facts import (
@@ -52,7 +52,6 @@ from snugvl.backends.llamacpp.requests import (
 from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.backends.preparers import Preparation
 from snugvl.backends.spawned import Log, LogForm
-from snugvl.backends.supervisor import Supervision
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Delta, Logprob, Request, Usage
@@ -185,12 +184,9 @@ class LlamacppEngine(ChildEngine):
     name: ClassVar = "llama.cpp"
     backend: ClassVar = "llamacpp"
     ignores: ClassVar = (NO_SPECIAL, NO_RUNS)
-
-    def __init__(self, choice: LlamacppChoice, supervision: Supervision | None = None) -> None:
-        refuse_flags(choice.arguments, OURS, self.name)
-        super().__init__(choice, supervision)
-        self._command: settings.LlamacppCommand | None = None
-        self._gguf = GgufModel(Facts())
+    ours: ClassVar = OURS
+    _command: settings.LlamacppCommand | None = None
+    _gguf = GgufModel(Facts())
 
     async def launch(self) -> Launch:
         choice: LlamacppChoice = self._choice

@@ -217,7 +217,8 @@ class TransformersEngine:
             self._cache = None
             if failure is not None and not self._closed:
                 # Out of the `except`, whose traceback keeps tensors alive.
-                _give_back(self._device)
+                gc.collect()
+                release(self._device)
                 request.fail(self._no_memory(sampler) if isinstance(failure, DoesNotFit) else failure)
         if self._closed:
             return  # it still runs: `_run` says so to everybody
@@ -405,8 +406,3 @@ def _empty(model: Any) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         with suppress(RuntimeError):  # of a type that no other data may take the place of
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-
-
-def _give_back(device: torch.device) -> None:
-    gc.collect()
-    release(device)

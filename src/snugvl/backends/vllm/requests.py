@@ -14,6 +14,7 @@ from typing import Any, Final
 from llguidance import LLMatcher
 
 from snugvl.backends.child.requests import (
+    SAME_NAMES,
     ServedModel,
     check,
     plain_conversation,
@@ -163,16 +164,9 @@ def tools_json(use: ToolUse, model: ServedModel) -> dict[str, Any]:
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": params.min_p,
+    fields: dict[str, Any] = {name: getattr(params, name) for name in SAME_NAMES} | {
         "repetition_penalty": params.repetition_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
         "n": 1 if params.greedy else params.n,
-        "ignore_eos": params.ignore_eos,
         "stop": list(params.stop),
         "stop_token_ids": list(params.stop_token_ids),
     }

@@ -23,10 +23,9 @@ from snugvl.backends.child.http import CALL_S, ChildApi, Foreign, Served, object
 from snugvl.backends.child.life import Launch, Life
 from snugvl.backends.child.requests import ServedModel, refuse_control_tokens
 from snugvl.backends.child.service import ChildEngine, Prepared, Session
-from snugvl.backends.child.settings import Facts, flag_value, refuse_flags
+from snugvl.backends.child.settings import Facts, flag_value
 from snugvl.backends.preparers import Preparation
 from snugvl.backends.spawned import Log
-from snugvl.backends.supervisor import Supervision
 from snugvl.backends.vllm import settings
 from snugvl.backends.vllm.measure import FORM, Measured, VllmGauge, read_counters, read_measurements
 from snugvl.backends.vllm.requests import body_of, rename_field, tokenize_body
@@ -76,14 +75,7 @@ class VllmApi(ChildApi):
         )
 
     async def text_tokens(self, text: str) -> tuple[int, ...]:
-        return await self.tokens({"prompt": text, "add_special_tokens": False})
-
-    async def tokens(self, body: Mapping[str, Any]) -> tuple[int, ...]:
-        """Token ids of a prompt or a conversation, by `POST /tokenize`."""
-        found = (await self.call("/tokenize", body)).get("tokens")
-        if not isinstance(found, list):
-            raise self.foreign("POST /tokenize was answered without tokens")
-        return tuple(int(token) for token in found)
+        return await self.ids_of({"prompt": text, "add_special_tokens": False})
 
 
 class Sleeper:
@@ -157,12 +149,9 @@ class VllmEngine(ChildEngine):
 
     name: ClassVar = "vLLM"
     backend: ClassVar = "vllm"
+    ours: ClassVar = OURS
     vague_limits: ClassVar = True
-
-    def __init__(self, choice: VllmChoice, supervision: Supervision | None = None) -> None:
-        refuse_flags(choice.arguments, OURS, self.name)
-        super().__init__(choice, supervision)
-        self._command: settings.VllmCommand | None = None
+    _command: settings.VllmCommand | None = None
 
     async def launch(self) -> Launch:
         choice: VllmChoice = self._choice
@@ -246,7 +235,7 @@ class VllmEngine(ChildEngine):
     async def tokenize(self, request: Request) -> Tokens:
         session, preparation = self._require_session(), Preparation()
         make = partial(tokenize_body, request, session.model, preparation.go_on)
-        ids = await _api(session).tokens(await self._preparers.run(preparation, make))
+        ids = await session.api.ids_of(await self._preparers.run(preparation, make))
         pictures = ids.count(session.model.facts.image_token) if request.messages else 0
         return Tokens(ids, pictures)
 
@@ -261,13 +250,8 @@ class VllmEngine(ChildEngine):
         if isinstance(prompt, str):
             refuse_control_tokens(prompt, session.model.facts, "prompt")
             body = {"model": session.model.name, "add_special_tokens": False, "prompt": prompt}
-            length = len(await _api(session).tokens(body))
+            length = len(await session.api.ids_of(body))
         return max(session.model.context_tokens - length, 1)
-
-
-def _api(session: Session) -> VllmApi:
-    assert isinstance(session.api, VllmApi)
-    return session.api
 
 
 def _stall_error(how: str, written: Log, choice: VllmChoice) -> EngineError:
@@ -334,20 +318,17 @@ class VllmChunks(Chunks):
     def _read(self, chunk: Mapping[str, Any], answer: int) -> Iterator[Delta]:
         told = chunk.get("usage")
         if told is not None:
-            self._take_usage(told)
+            details = told.get("prompt_tokens_details") or {}
+            pictures = details.get("multimodal_tokens") or {}
+            prompt, completion = int(told["prompt_tokens"]), int(told.get("completion_tokens") or 0)
+            # A chunk counts the tokens of its own choice; the last one those of all.
+            images = sum(int(number) for number in pictures.values())
+            self._cached = int(details.get("cached_tokens") or 0)
+            self._usage = Usage(prompt, max(completion, self._usage.completion_tokens), images)
         for choice in chunk.get("choices", ()):
             self._generated[int(choice["index"])] = int((told or {}).get("completion_tokens") or 0)
         for choice in chunk.get("choices", ()):
             yield from self._choice(choice)
-
-    def _take_usage(self, usage: Mapping[str, Any]) -> None:
-        details = usage.get("prompt_tokens_details") or {}
-        pictures = details.get("multimodal_tokens") or {}
-        prompt, completion = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
-        # A chunk counts the tokens of its own choice; the last one those of all.
-        images = sum(int(number) for number in pictures.values())
-        self._cached = int(details.get("cached_tokens") or 0)
-        self._usage = Usage(prompt, max(completion, self._usage.completion_tokens), images)
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Delta]:
         index, finish = int(choice["index"]), choice.get("finish_reason")

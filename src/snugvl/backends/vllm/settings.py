@@ -187,14 +187,10 @@ class VllmCommand:
     words: tuple[str, ...]
     version: str | None = None
 
-    @property
-    def is_module(self) -> bool:
-        """Whether the words run the server's module, which has no subcommands."""
-        return self.words[-1] == MODULE
-
     def serve(self, model: str, arguments: Sequence[str]) -> tuple[str, ...]:
         """The words of the command that serves a model."""
-        start = ("--model", model) if self.is_module else ("serve", model)
+        module = self.words[-1] == MODULE  # which has no subcommands
+        start = ("--model", model) if module else ("serve", model)
         return (*self.words, *start, *arguments)
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from snugvl.checkpoint.architecture import LayerKind, LinearAttention, Mixture, Rope, TextConfig
 from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.traits import Expected, layer_types, linear, norm
-from snugvl.checkpoint.section import MAX_COUNT, MAX_LAYERS, Section, require, shown
+from snugvl.checkpoint.section import MAX_COUNT, MAX_LAYERS, Section, shown
 from snugvl.errors import UnsupportedModel
 
 TILED = "linear_value_heads_tiled"  # ours, in what a GGUF's metadata becomes
@@ -89,8 +89,8 @@ def check_delta(text: Section, delta: GatedDelta) -> None:
         raise UnsupportedModel(f"{text.where} has attn_output_gate {shown(gate)}; only True is supported")
     values, keys = delta.sizes.value_heads, delta.sizes.key_heads
     no_multiple = f"linear_num_value_heads {values} is not a multiple of linear_num_key_heads {keys}"
-    require(values % keys == 0, text.where, no_multiple)
-    require(not all(delta.linear), text.where, "no layer has full attention")
+    text.require(values % keys == 0, no_multiple)
+    text.require(not all(delta.linear), "no layer has full attention")
 
 
 SIZES = {
@@ -235,7 +235,7 @@ def check_mixture(section: Section, experts: Mixture | None) -> None:
     if experts is None:
         return
     more = f"num_experts_per_tok {experts.used} is more than the {experts.count} experts"
-    require(experts.used <= experts.count, section.where, more)
+    section.require(experts.used <= experts.count, more)
     normed = section.values.get("norm_topk_prob", True)
     if normed is not True:
         raise UnsupportedModel(
@@ -256,9 +256,8 @@ def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:
 
     hidden, heads, layers = size("hidden"), size("heads"), size("layers", most=MAX_LAYERS)
     kv_heads = section.count("num_key_value_heads", defaults.get("kv_heads", heads))
-    require(
+    section.require(
         heads % kv_heads == 0,
-        section.where,
         f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
     )
     return Decoder(

@@ -38,7 +38,7 @@ from snugvl.checkpoint.families.traits import (
     model_config,
     norm,
 )
-from snugvl.checkpoint.section import Section, require, shown
+from snugvl.checkpoint.section import Section, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
@@ -96,15 +96,13 @@ def parse(root: Section, architecture: str) -> ModelConfig:
     rope = read_mrope(text, decoder.head_dim, (16, 24, 24), 1e6, interleaved=False)
     check_frame(vision, tower, decoder.hidden)
     merged, window = tower.patch_size * tower.spatial_merge_size, vision.count("window_size", 112)
-    require(
+    vision.require(
         window % merged == 0,
-        vision.where,
         f"window_size {window} is not a multiple of patch_size {tower.patch_size} x "
         f"spatial_merge_size {tower.spatial_merge_size}",
     )
-    require(
+    vision.require(
         all(0 <= block < tower.depth for block in tower.full_blocks),
-        vision.where,
         f"{_BLOCKS} {list(tower.full_blocks)} name blocks beyond {tower.depth - 1}",
     )
     return model_config(

@@ -9,7 +9,7 @@ from snugvl.checkpoint.families.rotary import read_vision_theta
 from snugvl.checkpoint.families.traits import Expected, Pictures, linear, norm
 from snugvl.checkpoint.families.vision import edge, images_of, one_side
 from snugvl.checkpoint.image_rules import SmartResize
-from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
+from snugvl.checkpoint.section import MAX_LAYERS, Section, shown
 from snugvl.errors import CheckpointError
 
 LEVELS = "deepstack_visual_indexes"
@@ -28,7 +28,7 @@ def read_tower(section: Section, levels: list[int], defaults: Mapping[str, Any] 
     Raises:
         CheckpointError: a field is missing or nonsense.
     """
-    require(len(levels) <= MAX_LAYERS, section.where, f"{len(levels):,} {LEVELS} are those of no model")
+    section.require(len(levels) <= MAX_LAYERS, f"{len(levels):,} {LEVELS} are those of no model")
     return VisionConfig(
         depth=section.count("depth", defaults["depth"], most=MAX_LAYERS),
         hidden_size=section.count("hidden_size", defaults["hidden_size"]),
@@ -52,21 +52,18 @@ def check_tower(section: Section, tower: VisionConfig, text: TextConfig) -> None
     Raises:
         CheckpointError: names both values.
     """
-    where = section.where
     section.need("depth", "hidden_size", "intermediate_size", "num_heads", "out_hidden_size")
     check_frame(section, tower, text.hidden_size)
-    require(
+    section.require(
         tower.position_grid**2 == tower.num_position_embeddings,
-        where,
         f"num_position_embeddings {tower.num_position_embeddings} is not a square",
     )
     levels = tower.deepstack_layers
-    require(
-        all(isinstance(level, int) for level in levels), where, f"{LEVELS} {shown(levels)} aren't numbers"
+    section.require(
+        all(isinstance(level, int) for level in levels), f"{LEVELS} {shown(levels)} aren't numbers"
     )
-    require(
+    section.require(
         all(0 <= level < tower.depth for level in levels),
-        where,
         f"{LEVELS} {list(levels)} name layers beyond {tower.depth - 1}",
     )
 
@@ -74,18 +71,16 @@ def check_tower(section: Section, tower: VisionConfig, text: TextConfig) -> None
 def check_frame(section: Section, tower: VisionConfig, hidden: int) -> None:
     """Refuse, for our engine, any of Qwen's towers whose heads can't be rotated, or of another width."""
     check_width(section, tower, hidden)
-    require(
+    section.require(
         tower.hidden_size % (4 * tower.num_heads) == 0,
-        section.where,
         f"hidden_size {tower.hidden_size} is not a multiple of 4 x num_heads {tower.num_heads}",
     )
 
 
 def check_width(section: Section, tower: VisionConfig, hidden: int) -> None:
     """Refuse a tower whose output is not as wide as the decoder's hidden state."""
-    require(
+    section.require(
         tower.out_hidden_size == hidden,
-        section.where,
         f"out_hidden_size {tower.out_hidden_size} differs from the text's hidden_size {hidden}",
     )
 

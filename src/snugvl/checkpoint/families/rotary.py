@@ -17,7 +17,7 @@ from snugvl.checkpoint.architecture import (
     RopeScaling,
     YarnScaling,
 )
-from snugvl.checkpoint.section import Section, finite, require, shown
+from snugvl.checkpoint.section import Section, finite, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 DEFAULT_THETA = 10000.0
@@ -38,9 +38,8 @@ def read_rope(section: Section, head_dim: int, *, partial: bool = False) -> Rope
             f"{section.where} has partial_rotary_factor {share:g}; this family rotates whole heads"
         )
     dims = int(head_dim * share) if abs(share) < 1000 else 0
-    require(
+    section.require(
         dims > 0 and dims % 2 == 0 and dims <= head_dim,
-        section.where,
         f"partial_rotary_factor {share:g} of head_dim {head_dim} rotates {dims} values, which is no "
         "even number of them",
     )
@@ -85,12 +84,9 @@ def read_mrope(
         share = _share(section, values, share)
         dims = int(head_dim * share) if 0 < share < head_dim else 0
         whole = f"the {dims} rotated values"
-        require(
-            0 < dims <= head_dim,
-            where,
-            f"partial_rotary_factor {share} leaves {dims} of {head_dim} values to rotate",
-        )
-    require(2 * sum(counts) == dims, where, f"mrope_section {shown(counts)} does not sum to half of {whole}")
+        left = f"partial_rotary_factor {share} leaves {dims} of {head_dim} values to rotate"
+        section.require(0 < dims <= head_dim, left)
+    section.require(2 * sum(counts) == dims, f"mrope_section {shown(counts)} does not sum to half of {whole}")
     first, second, third = counts
     return Rope(_theta(section, values, theta), dims, (first, second, third), interleaved)
 
@@ -123,7 +119,7 @@ def _theta(section: Section, values: Section, default: float | None) -> float:
     """The base of the frequencies, from the rotary settings or from beside them."""
     place = values if values.values.get("rope_theta") else section
     theta: float = place.get("rope_theta", float, default)
-    require(theta > 0, place.where, f"rope_theta {theta:g} is not a positive number")
+    place.require(theta > 0, f"rope_theta {theta:g} is not a positive number")
     return theta
 
 
@@ -148,9 +144,7 @@ def _scaling(section: Section, values: Section, dims: int) -> RopeScaling | None
             return LinearScaling(_positive(values, "factor"))
         case "llama3":
             low, high = _positive(values, "low_freq_factor"), _positive(values, "high_freq_factor")
-            require(
-                low < high, values.where, f"low_freq_factor {low:g} is not below high_freq_factor {high:g}"
-            )
+            values.require(low < high, f"low_freq_factor {low:g} is not below high_freq_factor {high:g}")
             return Llama3Scaling(_positive(values, "factor"), low, high, _original(section, values))
         case "yarn":
             return _yarn(section, values)
@@ -181,13 +175,11 @@ def _yarn(section: Section, values: Section) -> YarnScaling:
 
 def _longrope(section: Section, values: Section, dims: int) -> LongRope:
     factors = values.get("short_factor", list)
-    require(
-        len(factors) == dims // 2,
-        values.where,
-        f"short_factor has {len(factors)} numbers for {dims // 2} frequencies",
+    values.require(
+        len(factors) == dims // 2, f"short_factor has {len(factors)} numbers for {dims // 2} frequencies"
     )
     divisors = tuple(_number(each, "short_factor", values.where) for each in factors)
-    require(all(each > 0 for each in divisors), values.where, "short_factor has numbers that aren't positive")
+    values.require(all(each > 0 for each in divisors), "short_factor has numbers that aren't positive")
     original = _original(section, values)
     factor = _positive(values, "factor", section.count("max_position_embeddings") / original)
     magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
@@ -204,7 +196,7 @@ def _original(section: Section, values: Section) -> int:
 
 def _positive(values: Section, key: str, default: float | None = None) -> float:
     number: float = values.get(key, float, default)
-    require(math.isfinite(number) and number > 0, values.where, f"{key} {number:g} is not a positive number")
+    values.require(math.isfinite(number) and number > 0, f"{key} {number:g} is not a positive number")
     return number
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from snugvl.checkpoint.facts import ImageRule, VisionFacts
 from snugvl.checkpoint.families.traits import Expected, linear, norm
-from snugvl.checkpoint.section import MAX_LAYERS, Section, require
+from snugvl.checkpoint.section import MAX_LAYERS, Section
 from snugvl.errors import CheckpointError
 
 
@@ -92,9 +92,7 @@ def read_square(section: Section, defaults: Mapping[str, int]) -> SquareTower:
         image=one_side(section, "image_size", defaults["image"]),
         patch=one_side(section, "patch_size", defaults["patch"]),
     )
-    require(
-        tower.grid > 0, section.where, f"patches of {tower.patch} pixels in an image of {tower.image} pixels"
-    )
+    section.require(tower.grid > 0, f"patches of {tower.patch} pixels in an image of {tower.image} pixels")
     return tower
 
 

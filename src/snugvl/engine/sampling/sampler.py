@@ -192,12 +192,7 @@ class Sampler:
 
 def sample(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> list[Sampled]:
     """Choose a token for each choice from `logits` `[rows, vocab]`, which stay as they are."""
-    return results_of(begin(logits, choices))
-
-
-def results_of(begun: Sequence[PendingTokens]) -> list[Sampled]:
-    """The tokens of all that was begun together, waiting for them."""
-    return [result for sampling in begun for result in sampling.results()]
+    return [result for sampling in begin(logits, choices) for result in sampling.results()]
 
 
 def begin(logits: torch.Tensor, choices: Sequence[SamplerInput]) -> list[PendingTokens]:

@@ -17,6 +17,7 @@ allocator's own steps for tensors in the order in which they are made.
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from snugvl.core.memory_kinds import Kind
@@ -139,6 +140,9 @@ class Component(NamedTuple):
     why: str = ""
 
 
+predicted, measured = partial(Component, basis="predicted"), partial(Component, basis="measured")
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """All components of one way to run a model on one GPU, in the order they are shown."""
@@ -227,21 +231,19 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     """Every component of `settings` on the fullest of its GPUs."""
     if settings.data_parallel > 1:  # each copy for itself, with its share of the requests
         settings = settings._replace(concurrency=settings.concurrency_of_copy, data_parallel=1)
-    rules, measured = rules_of(settings.engine), device.context_measured
+    rules, known = rules_of(settings.engine), device.context_measured
     parts = []
     if device.cpu:
         own = rules.process_bytes
-        parts.append(
-            Component(PROCESS, Kind.PROCESS, own, basis="measured", why="the engine's process, idle")
-        )
+        parts.append(measured(PROCESS, Kind.PROCESS, own, why="the engine's process, idle"))
     if device.context_bytes:
         parts.append(
             Component(
                 f"{device.api} context and libraries",
                 Kind.CONTEXT if device.api == "CUDA" else Kind.OTHER,
                 device.context_bytes,
-                basis="measured" if measured else "default",
-                why=device.context_basis or ("measured on this GPU" if measured else DEFAULT),
+                basis="measured" if known else "default",
+                why=device.context_basis or ("measured on this GPU" if known else DEFAULT),
             )
         )
     return footprint_of(parts + rules.components(model, settings, device))

@@ -24,7 +24,7 @@ from typing import Final
 
 from snugvl.checkpoint.facts import VisionFacts
 from snugvl.core.memory_kinds import Kind
-from snugvl.planner.footprint.total import Component, Phase, up
+from snugvl.planner.footprint.total import Component, Phase, predicted, up
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings, VisionFormat
 
@@ -215,7 +215,7 @@ def native_vision_components(model: Inventory, settings: Settings) -> list[Compo
     if settings.sequences > 1:  # the others' steps come between two chunks of an image
         paused = native_held(model, image, itemsize)
         name = "vision workspace while others run"
-        parts += [Component(name, Kind.WORKSPACE, paused, phase, "predicted") for phase in OTHERS]
+        parts += [predicted(name, Kind.WORKSPACE, paused, phase) for phase in OTHERS]
     workspace = native_workspace(model, image, itemsize, settings.vision_weights)
     parts.append(_workspace(image, workspace))
     if held := held_outputs(settings, image, each):
@@ -249,7 +249,7 @@ def transformers_vision_components(model: Inventory, settings: Settings) -> list
 
 def _workspace(image: ImageSize, nbytes: int) -> Component:
     why = f"{image.patches:,} patches ({image.tokens:,} image tokens)"
-    return Component("vision workspace", Kind.WORKSPACE, nbytes, "vision", "predicted", why)
+    return predicted("vision workspace", Kind.WORKSPACE, nbytes, "vision", why=why)
 
 
 def held_outputs(settings: Settings, image: ImageSize, each: int) -> int:

@@ -40,7 +40,7 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.core.sizes import format_size
 from snugvl.planner.engines import rules_of
 from snugvl.planner.engines.transformers.footprint import layer_bytes
-from snugvl.planner.footprint.total import Component, reserved_bytes, up
+from snugvl.planner.footprint.total import Component, predicted, reserved_bytes, up
 from snugvl.planner.inventory import PARTS, Inventory, Part, TensorGroup, group_of, widths
 from snugvl.planner.settings import Settings
 
@@ -387,7 +387,7 @@ def parts_in_one_segment(model: Inventory, settings: Settings) -> tuple[Componen
         why = f"{settings.expert_slots} of each layer, and {2 * HALF_EXPERTS} that pass through"
         parts.insert(1, Component(EXPERT_CACHE, Kind.WEIGHTS, slots, why=why))
     why = "one segment, and small ones"
-    parts.append(Component("allocator rounding", Kind.ROUNDING, rounding, basis="predicted", why=why))
+    parts.append(predicted("allocator rounding", Kind.ROUNDING, rounding, why=why))
     return tuple(parts)
 
 

@@ -15,8 +15,7 @@ import asyncio
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -26,7 +25,7 @@ from PIL import Image
 
 from snugvl.core.messages import Picture, Size, Video
 from snugvl.core.sizes import MIB
-from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
+from snugvl.errors import ImageTooLarge, QueueFull, RequestError, blamed
 from snugvl.inputs.frames import VideoLimits, is_video
 from snugvl.inputs.image import ImageLimits
 from snugvl.server.fields import together
@@ -287,7 +286,7 @@ class MediaLoader:
         """One file, fetched, sized and added to its batch."""
         self._check_encoded(batch)
         settings, name = self._settings, _called("video" if kind == "video" else "image", place)
-        with _blame(place):
+        with blamed(place):
             if isinstance(source, str):
                 most = (settings.video if kind == "video" else settings.image).max_bytes
                 accept = _IMAGES if kind == "picture" else _VIDEOS
@@ -330,7 +329,7 @@ class MediaLoader:
         """The second phase of one picture or video."""
         if not isinstance(ref.source, list):
             file = files[0]
-            with _blame(file.field):
+            with blamed(file.field):
                 if file.is_video:
                     return await self._video(file, ref.fps, batch)
                 limits = (LOW_DETAIL_PIXELS if ref.detail == "low" else None, ref.max_pixels)
@@ -347,7 +346,7 @@ class MediaLoader:
 
     async def _picture(self, file: _File, share: PixelShare, *, sizes: bool) -> Picture:
         settings = self._settings
-        with _blame(file.field):
+        with blamed(file.field):
             async with self._at_work.reserve(file.pixels):
                 picture, digest = await asyncio.gather(
                     self._pictures.picture(
@@ -486,16 +485,6 @@ class RequestMedia:
             raise RequestError(f"there is no attachment {name!r} (uploaded: {known})", field=field)
         self._used.add(name)
         return self._attachments[name]
-
-
-@contextmanager
-def _blame(field: str) -> Iterator[None]:
-    """Let errors about a picture say where in the request it was."""
-    try:
-        yield
-    except ImageError as error:
-        error.field = error.field or field
-        raise
 
 
 def _anywhere(_: Address) -> bool:

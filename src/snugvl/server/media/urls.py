@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
 import idna
 
-from snugvl.errors import ImageError, ImageTooLarge, InputError, RequestError
+from snugvl.errors import ImageError, ImageTooLarge, InputError, RequestError, blamed
 from snugvl.inputs.looks_like import in_base64
 
 Address = IPv4Address | IPv6Address
@@ -75,49 +75,47 @@ def parse_target(url: str, field: str) -> FetchTarget:
     Raises:
         RequestError: it is no such URL, or one that could be read in two ways.
     """
-    if not url.strip():
-        raise RequestError("the URL is empty; send a data URL, or an address of the web", field=field)
-    if in_base64(url):
-        raise RequestError(
-            "the URL is a picture in bare base64; put data:image/png;base64, before it (or image/jpeg, …)",
-            field=field,
-        )
-    if len(url) > MAX_URL:
-        raise RequestError(f"the URL has {len(url):,} characters, the limit is {MAX_URL:,}", field=field)
-    if _PATH.match(url):
-        raise RequestError(
-            "the URL looks like the path of a file, which this server can't see; send the file's bytes as a "
-            "data URL (data:image/png;base64,…)",
-            field=field,
-        )
-    if _UNSAFE.search(url):
-        raise RequestError(
-            "the URL contains a space, a backslash, a control or a broken character; percent-encode it",
-            field=field,
-        )
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise RequestError("the URL is malformed: its host or port can't be read", field=field) from None
-    scheme = parts.scheme.lower()
-    if scheme not in _PORTS:
-        raise RequestError(
-            "the URL must start with https://, http:// or data:; other schemes are not fetched", field=field
-        )
-    if "@" in parts.netloc:
-        raise RequestError("the URL contains a user name or password; remove it", field=field)
-    if port == 0:
-        raise RequestError("the URL has port 0; leave the port out or give a real one", field=field)
-    host, literal = _host(parts.netloc, parts.hostname or "", field)
-    path = quote(parts.path or "/", safe=_SAFE_IN_TARGET)
-    query = f"?{quote(parts.query, safe=_SAFE_IN_TARGET)}" if parts.query else ""
-    return FetchTarget(scheme, host, port or _PORTS[scheme], path + query, literal)
+    with blamed(field):
+        if not url.strip():
+            raise RequestError("the URL is empty; send a data URL, or an address of the web")
+        if in_base64(url):
+            raise RequestError(
+                "the URL is a picture in bare base64; put data:image/png;base64, before it (or image/jpeg, …)"
+            )
+        if len(url) > MAX_URL:
+            raise RequestError(f"the URL has {len(url):,} characters, the limit is {MAX_URL:,}")
+        if _PATH.match(url):
+            raise RequestError(
+                "the URL looks like the path of a file, which this server can't see; send the file's bytes "
+                "as a data URL (data:image/png;base64,…)"
+            )
+        if _UNSAFE.search(url):
+            raise RequestError(
+                "the URL contains a space, a backslash, a control or a broken character; percent-encode it"
+            )
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise RequestError("the URL is malformed: its host or port can't be read") from None
+        scheme = parts.scheme.lower()
+        if scheme not in _PORTS:
+            raise RequestError(
+                "the URL must start with https://, http:// or data:; other schemes are not fetched"
+            )
+        if "@" in parts.netloc:
+            raise RequestError("the URL contains a user name or password; remove it")
+        if port == 0:
+            raise RequestError("the URL has port 0; leave the port out or give a real one")
+        host, literal = _host(parts.netloc, parts.hostname or "")
+        path = quote(parts.path or "/", safe=_SAFE_IN_TARGET)
+        query = f"?{quote(parts.query, safe=_SAFE_IN_TARGET)}" if parts.query else ""
+        return FetchTarget(scheme, host, port or _PORTS[scheme], path + query, literal)
 
 
-def _host(netloc: str, host: str, field: str) -> tuple[str, Address | None]:
+def _host(netloc: str, host: str) -> tuple[str, Address | None]:
     """The host in ASCII, and the address if it is one: also octal, hexadecimal, short or one number."""
-    bad = RequestError("the URL's host is not a valid name or address; check it", field=field)
+    bad = RequestError("the URL's host is not a valid name or address; check it")
     if netloc.startswith("["):
         try:
             address = IPv6Address(host)
@@ -154,29 +152,32 @@ def read_data_url(url: str, max_bytes: int, name: str, field: str) -> bytes:
         RequestError: malformed.
         ImageTooLarge: more than `max_bytes`.
     """
-    header, comma, body = url.partition(",")
-    if not comma:
-        raise RequestError(
-            "the data URL has no comma; write data:image/png;base64,… with the encoded file after it",
-            field=field,
-        )
-    is_base64 = header.rpartition(";")[2].strip().lower() == "base64"
-    size = len(body) * 3 // 4 if is_base64 else len(body) // 3
-    if size > max_bytes + max_bytes // 20:  # some room for line breaks, which don't count
-        raise ImageTooLarge(f"{name} has about {size:,} bytes, the limit is {max_bytes:,}; save it smaller")
-    if not is_base64 and len(body) > MAX_PERCENT_ENCODED:
-        raise RequestError(
-            f"the data URL has {len(body):,} characters without ;base64; at most {MAX_PERCENT_ENCODED:,} are "
-            "decoded: use base64",
-            field=field,
-        )
-    data = _base64(body, name, field) if is_base64 else _percent(body, field)
-    if len(data) > max_bytes:
-        raise ImageTooLarge(f"{name} has {len(data):,} bytes, the limit is {max_bytes:,}; save it smaller")
-    return data
+    with blamed(field):
+        header, comma, body = url.partition(",")
+        if not comma:
+            raise RequestError(
+                "the data URL has no comma; write data:image/png;base64,… with the encoded file after it"
+            )
+        is_base64 = header.rpartition(";")[2].strip().lower() == "base64"
+        size = len(body) * 3 // 4 if is_base64 else len(body) // 3
+        if size > max_bytes + max_bytes // 20:  # some room for line breaks, which don't count
+            raise ImageTooLarge(
+                f"{name} has about {size:,} bytes, the limit is {max_bytes:,}; save it smaller"
+            )
+        if not is_base64 and len(body) > MAX_PERCENT_ENCODED:
+            raise RequestError(
+                f"the data URL has {len(body):,} characters without ;base64; at most {MAX_PERCENT_ENCODED:,} "
+                "are decoded: use base64"
+            )
+        data = _base64(body, name) if is_base64 else _percent(body)
+        if len(data) > max_bytes:
+            raise ImageTooLarge(
+                f"{name} has {len(data):,} bytes, the limit is {max_bytes:,}; save it smaller"
+            )
+        return data
 
 
-def _base64(body: str, name: str, field: str) -> bytes:
+def _base64(body: str, name: str) -> bytes:
     if "%" in body:
         for escape, character in _ESCAPES:  # each at the speed of C, however many there are
             body = body.replace(escape, character)
@@ -185,8 +186,7 @@ def _base64(body: str, name: str, field: str) -> bytes:
     except ValueError:  # binascii.Error, or a character outside ASCII
         raise RequestError(
             f"{name} is not valid base64; send the bytes of its file, encoded in base64 (in a data URL they "
-            "follow the comma)",
-            field=field,
+            "follow the comma)"
         ) from None
 
 
@@ -213,11 +213,9 @@ def _base64_pieces(body: str) -> Iterator[bytes]:
         yield binascii.a2b_base64(data + b"=" * (-len(data) % 4), strict_mode=True)
 
 
-def _percent(body: str, field: str) -> bytes:
+def _percent(body: str) -> bytes:
     if re.search(r"%(?![0-9a-fA-F]{2})", body) or not body.isascii():
-        raise RequestError(
-            "the data URL is not percent-encoded properly; encode it, or use ;base64", field=field
-        )
+        raise RequestError("the data URL is not percent-encoded properly; encode it, or use ;base64")
     return unquote_to_bytes(body)
 
 

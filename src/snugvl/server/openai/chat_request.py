@@ -71,10 +71,7 @@ class ChatAllowedTools(RequestPart):
 
 ChatToolChoice = Annotated[
     Annotated[Mode, Tag("string")]
-    | Annotated[
-        Annotated[ChatToolName | ChatAllowedTools, Field(discriminator="type")],
-        Tag("object"),
-    ],
+    | Annotated[Annotated[ChatToolName | ChatAllowedTools, Field(discriminator="type")], Tag("object")],
     STRING_OR_OBJECT,
 ]
 

@@ -220,10 +220,7 @@ def usage_of(usage: AnswerUsage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {
-            "image_tokens": usage.image_tokens,
-            "cached_tokens": usage.cached_tokens,
-        },
+        "prompt_tokens_details": {"image_tokens": usage.image_tokens, "cached_tokens": usage.cached_tokens},
         **({"completion_tokens_details": details} if any(details.values()) else {}),
     }
 

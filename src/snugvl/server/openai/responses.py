@@ -166,18 +166,6 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"description": "", **tool} if tool["type"] == "namespace" else tool
 
 
-def reasoning_item(item_id: str, text: str, status: str) -> dict[str, Any]:
-    """The model's reasoning, as an item of the output."""
-    return {
-        "id": item_id,
-        "type": "reasoning",
-        "summary": [],
-        "content": [{"type": "reasoning_text", "text": text}],
-        "encrypted_content": None,
-        "status": status,
-    }
-
-
 def message_item(item_id: str, text: str, logprobs: Sequence[Logprob], status: str) -> dict[str, Any]:
     """A message with its one part."""
     shown = token_logprobs(logprobs)
@@ -304,7 +292,14 @@ class WrittenResponse:
             return self._called(call).item(call, self._item_id, status)
         if isinstance(block.first, TextPiece):
             return message_item(self._item_id, block.text, block.logprobs, status)
-        return reasoning_item(self._item_id, block.text, status)
+        return {
+            "id": self._item_id,
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": block.text}],
+            "encrypted_content": None,
+            "status": status,
+        }
 
     def _event(self, kind: str, **fields: Any) -> Event:
         number, self._count = self._count, self._count + 1

@@ -155,10 +155,7 @@ class AllowedFunctions(RequestPart):
 
 ToolChoice = Annotated[
     Annotated[Mode, Tag("string")]
-    | Annotated[
-        Annotated[NamedChoice | AllowedFunctions, Field(discriminator="type")],
-        Tag("object"),
-    ],
+    | Annotated[Annotated[NamedChoice | AllowedFunctions, Field(discriminator="type")], Tag("object")],
     STRING_OR_OBJECT,
 ]
 

@@ -46,8 +46,7 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: Annotated[
-        list[Annotated[int, Field(ge=0, lt=2**31), WHOLE]],
-        Field(max_length=MAX_IDS, fail_fast=True),
+        list[Annotated[int, Field(ge=0, lt=2**31), WHOLE]], Field(max_length=MAX_IDS, fail_fast=True)
     ]
 
 

@@ -25,7 +25,7 @@ from snugvl.checkpoint.facts import KVLayer, TensorFact
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.llamacpp.ggml import compute_bytes
 from snugvl.planner.engines.llamacpp.graphs import FLOAT, decoder_graph, tower_graph
-from snugvl.planner.footprint.total import Component, up
+from snugvl.planner.footprint.total import Component, predicted, up
 from snugvl.planner.footprint.vision import largest_image
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
@@ -188,15 +188,7 @@ def llamacpp_components(
     ]
     text = model.facts.text
     decoder = decoder_bytes(model, settings, gpu=gpu)
-    parts.append(
-        Component(
-            "compute buffer",
-            Kind.OTHER,
-            decoder,
-            basis="predicted",
-            why=f"steps of {settings.chunk:,} tokens",
-        )
-    )
+    parts.append(predicted("compute buffer", Kind.OTHER, decoder, why=f"steps of {settings.chunk:,} tokens"))
     scratch = POOL_BYTES
     if settings.images and not settings.language_only and (settings.vision == "gpu" or not gpu):
         assert model.facts.vision is not None
@@ -207,13 +199,7 @@ def llamacpp_components(
         scratch = max(scratch, HALF * patches * widths)
         why = f"{patches:,} patches"
         parts.append(
-            Component(
-                "mmproj compute buffer",
-                Kind.OTHER,
-                tower_bytes(model, settings.max_pixels),
-                basis="predicted",
-                why=why,
-            )
+            predicted("mmproj compute buffer", Kind.OTHER, tower_bytes(model, settings.max_pixels), why=why)
         )
     if gpu and api != "Metal":
         pool, of = scratch + cublas_bytes, "cuBLAS and scratch" if cublas_bytes else "scratch"

@@ -9,6 +9,8 @@ time, so no sum of sizes gives it.
 from dataclasses import dataclass, field
 from typing import Final
 
+from snugvl.planner.footprint.total import up
+
 ALIGNMENT: Final = 128  # CUDA's; a CPU's is 32, of tensors of thousands of bytes
 
 
@@ -94,7 +96,7 @@ def compute_bytes(graph: Graph) -> int:
     """Bytes of the buffer in which a graph is computed. The graph can't be used again."""
     buffer = _Buffer()
     for node in graph.inputs:
-        node.place = buffer.take(_aligned(node.nbytes))
+        node.place = buffer.take(up(node.nbytes, ALIGNMENT))
     for node in graph.nodes:
         if node.view is not None:
             node.view.views += 1
@@ -103,16 +105,12 @@ def compute_bytes(graph: Graph) -> int:
     for node in graph.nodes:
         if node.view is None and node.nbytes:
             source = _reused(node)
-            node.place = source.place if source else buffer.take(_aligned(node.nbytes))
+            node.place = source.place if source else buffer.take(up(node.nbytes, ALIGNMENT))
             if source:
                 source.place = -1
         for parent in node.parents:
             _leave(parent, buffer)
     return buffer.most
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _reused(node: Node) -> Node | None:
@@ -141,5 +139,5 @@ def _leave(parent: Node, buffer: _Buffer) -> None:
     if parent.view is not None:
         source.views -= 1
     if not source.views and not source.children and source.place >= 0 and not source.output:
-        buffer.give(source.place, _aligned(source.nbytes))
+        buffer.give(source.place, up(source.nbytes, ALIGNMENT))
         source.place = -1

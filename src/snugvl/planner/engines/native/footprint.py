@@ -37,7 +37,14 @@ from snugvl.core.memory_kinds import Kind
 from snugvl.hardware import calibration
 from snugvl.planner.engines.native import hybrid
 from snugvl.planner.engines.transformers.footprint import logits
-from snugvl.planner.footprint.total import LARGE_ROUND_BYTES, Component, reserved_bytes, up
+from snugvl.planner.footprint.total import (
+    LARGE_ROUND_BYTES,
+    Component,
+    measured,
+    predicted,
+    reserved_bytes,
+    up,
+)
 from snugvl.planner.footprint.vision import SLICE_ROWS, encoder_bytes_per_token, slice_rows
 from snugvl.planner.footprint.weights import GROUP, prequantized_group, recordable_tokens
 from snugvl.planner.inventory import Inventory, Widths, mlp_width, widths
@@ -317,42 +324,25 @@ def native_components(
     loading = max(0, loading_bytes(model, settings, READERS[-1]) - kv_bytes - graphs)
     small = SMALL_TENSORS_BYTES + (hybrid.SMALL_BYTES if hybrid.has_states(model) else 0)
     return [
-        Component(
-            KERNELS,
-            Kind.OTHER,
-            KERNEL_BYTES,
-            basis="measured",
-            why="and the driver's part of graphs, on an H200",
-        ),
-        Component(
-            LATE, Kind.KERNELS, LATE_BYTES, basis="measured", why="the driver loads some when they first run"
-        ),
-        Component(
+        measured(KERNELS, Kind.OTHER, KERNEL_BYTES, why="and the driver's part of graphs, on an H200"),
+        measured(LATE, Kind.KERNELS, LATE_BYTES, why="the driver loads some when they first run"),
+        predicted(
             "CUDA graphs",
             Kind.GRAPHS,
             graphs,
-            basis="predicted",
             why=f"up to {recorded_sizes(model, settings)[-1]} sequences" if graphs else "",
         ),
         Component(GRAPHS_LIBRARY, Kind.WORKSPACE, library),
-        Component("small tensors", Kind.OTHER, small, basis="measured", why="and holes between large ones"),
-        Component(
-            "loading buffers",
-            Kind.OTHER,
-            loading,
-            "load",
-            "predicted",
-            "one reader, beyond the cache's place",
-        ),
-        Component(
+        measured("small tensors", Kind.OTHER, small, why="and holes between large ones"),
+        predicted("loading buffers", Kind.OTHER, loading, "load", why="one reader, beyond the cache's place"),
+        predicted(
             "prefill workspace",
             Kind.WORKSPACE,
             max(prefill, few),
             "prefill",
-            "predicted",
-            f"{settings.chunk:,} tokens a step",
+            why=f"{settings.chunk:,} tokens a step",
         ),
-        Component("sampling workspace", Kind.WORKSPACE, sampling, "decode", "predicted", f"{rows} sequences"),
+        predicted("sampling workspace", Kind.WORKSPACE, sampling, "decode", why=f"{rows} sequences"),
     ]
 
 
@@ -388,8 +378,8 @@ def native_cpu_components(model: Inventory, settings: Settings) -> list[Componen
     # Keys and values of one layer are gathered for a step.
     decode = settings.kv_tokens * 2 * widths(model).k * itemsize + wide
     return [
-        Component("prefill workspace", Kind.WORKSPACE, prefill, "prefill", "predicted", why),
+        predicted("prefill workspace", Kind.WORKSPACE, prefill, "prefill", why=why),
         Component("logits", Kind.WORKSPACE, logits(model, rows), "prefill"),
-        Component("decode workspace", Kind.WORKSPACE, decode, "decode", "predicted", cached),
+        predicted("decode workspace", Kind.WORKSPACE, decode, "decode", why=cached),
         Component("logits", Kind.WORKSPACE, logits(model, rows), "decode"),
     ]

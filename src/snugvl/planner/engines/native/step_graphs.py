@@ -31,7 +31,7 @@ from snugvl.planner.engines.native.footprint import (
     slices,
     split_workspace,
 )
-from snugvl.planner.footprint.total import LARGE_ROUND_BYTES, Component, up
+from snugvl.planner.footprint.total import LARGE_ROUND_BYTES, Component, measured, predicted, up
 from snugvl.planner.footprint.vision import ImageSize, encoder_bytes_per_token, native_workspace
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
@@ -75,8 +75,8 @@ def step_graph_components(
     driver = most * NODE_BYTES * max(_step_kernels(model, settings), tower_kernels)
     why = f"up to {most} recordings, on an H200"
     return [
-        Component(POOL, Kind.GRAPHS, pool + library, basis="predicted", why="one pool for all of them"),
-        Component(DRIVER, Kind.OTHER, driver, basis="measured", why=why),
+        predicted(POOL, Kind.GRAPHS, pool + library, why="one pool for all of them"),
+        measured(DRIVER, Kind.OTHER, driver, why=why),
     ]
 
 

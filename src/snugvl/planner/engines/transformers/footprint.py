@@ -25,7 +25,7 @@ from typing import Final
 
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.footprint.kv import blocks_bytes
-from snugvl.planner.footprint.total import Component
+from snugvl.planner.footprint.total import Component, predicted
 from snugvl.planner.footprint.vision import features_per_token, largest_image
 from snugvl.planner.inventory import Inventory, widths
 from snugvl.planner.settings import Settings
@@ -78,7 +78,7 @@ def offload_components(model: Inventory, settings: Settings) -> list[Component]:
         largest = max(group.elements for group in model.groups if group.part == "vision")
         passing = max(passing, largest * settings.itemsize)
     why = "the largest layer that crosses from host memory"
-    return [Component("place of offloaded weights", Kind.OTHER, passing, basis="predicted", why=why)]
+    return [predicted("place of offloaded weights", Kind.OTHER, passing, why=why)]
 
 
 def plain_attention(model: Inventory, new: int, context: int) -> int:
@@ -137,10 +137,10 @@ def transformers_components(
     holes = dynamic * FRAGMENTATION_PERCENT // 100
     share = f"{FRAGMENTATION_PERCENT} % of KV cache and workspace"
     return [
-        Component("fragmentation", Kind.OTHER, holes, "prefill", "predicted", share),
+        predicted("fragmentation", Kind.OTHER, holes, "prefill", why=share),
         beyond,
-        Component("prefill workspace", Kind.WORKSPACE, prefill, "prefill", "predicted", why),
+        predicted("prefill workspace", Kind.WORKSPACE, prefill, "prefill", why=why),
         Component("logits", Kind.WORKSPACE, logits(model, 1) * wide, "prefill"),
-        Component("decode workspace", Kind.WORKSPACE, growth, "decode", "predicted", "KV growth"),
+        predicted("decode workspace", Kind.WORKSPACE, growth, "decode", why="KV growth"),
         Component("logits", Kind.WORKSPACE, logits(model, settings.concurrency) * wide, "decode"),
     ]

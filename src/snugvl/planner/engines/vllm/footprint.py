@@ -52,7 +52,7 @@ from typing import Final
 from snugvl.core.memory_kinds import Kind
 from snugvl.planner.engines.transformers.footprint import LOGIT_BYTES, transformers_prefill
 from snugvl.planner.engines.vllm.tensors import deepstack_buffers, loading_bytes, rotary_caches, tensors_of
-from snugvl.planner.footprint.total import Component
+from snugvl.planner.footprint.total import Component, predicted
 from snugvl.planner.footprint.vision import ImageSize, encoder_bytes_per_token, largest_image, vllm_workspace
 from snugvl.planner.footprint.weights import KINDS, LABELS, part_why
 from snugvl.planner.inventory import PARTS, Inventory, Part, widths
@@ -196,13 +196,7 @@ def vllm_components(
         Component(
             "scales for Marlin", Kind.OTHER, spread, why="FP8 weights on a GPU that doesn't multiply FP8"
         ),
-        Component(
-            UNPROFILED,
-            Kind.OTHER,
-            unprofiled(model, settings),
-            basis="predicted",
-            why="vLLM doesn't count it",
-        ),
+        predicted(UNPROFILED, Kind.OTHER, unprofiled(model, settings), why="vLLM doesn't count it"),
         Component(
             "vLLM non-torch", Kind.OTHER, NON_TORCH_BYTES, basis="default", why="fitted to vLLM 0.22.1, H200"
         ),
@@ -212,7 +206,7 @@ def vllm_components(
             sum(rotary_caches(model)),
             why="all positions of the model; no flag shrinks it",
         ),
-        Component("CUDA graphs", Kind.GRAPHS, graphs(settings), basis="predicted"),
+        predicted("CUDA graphs", Kind.GRAPHS, graphs(settings)),
     ]
     sharing = settings.tensor_parallel * settings.pipeline_parallel
     if sharing > 1:
@@ -229,7 +223,7 @@ def vllm_components(
         cached = encoder_cache(model, settings)
         parts += [
             Component("vLLM deepstack buffers", Kind.BUFFERS, sum(deepstack_buffers(model, settings.chunk))),
-            Component("vision workspace", Kind.WORKSPACE, workspace, "vision", "predicted", why),
+            predicted("vision workspace", Kind.WORKSPACE, workspace, "vision", why=why),
             Component(
                 "encoder cache",
                 Kind.ENCODINGS,
@@ -239,9 +233,7 @@ def vllm_components(
         ]
     why = f"{settings.chunk:,} batched tokens, profiled at start"
     parts.append(
-        Component(
-            "prefill workspace", Kind.WORKSPACE, decoder_profile(model, settings), "prefill", "predicted", why
-        )
+        predicted("prefill workspace", Kind.WORKSPACE, decoder_profile(model, settings), "prefill", why=why)
     )
     return parts
 
@@ -267,16 +259,8 @@ def vllm_weight_components(model: Inventory, settings: Settings) -> tuple[Compon
     left_over = allocator.reserved - allocator.allocated
     return (
         *parts,
-        Component(
-            "allocator rounding",
-            Kind.ROUNDING,
-            rounding,
-            basis="predicted",
-            why="multiples of 512 bytes and 2 MiB",
-        ),
-        Component(
-            "left over in segments", Kind.OTHER, left_over, basis="predicted", why="segments of 2 and 20 MiB"
-        ),
+        predicted("allocator rounding", Kind.ROUNDING, rounding, why="multiples of 512 bytes and 2 MiB"),
+        predicted("left over in segments", Kind.OTHER, left_over, why="segments of 2 and 20 MiB"),
     )
 
 
