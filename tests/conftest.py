@@ -10,6 +10,7 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import httpx
 import httpx2
 import pytest
+import typer.main
 
 from tests.draws import draw_fewer
 from tests.patience import PATIENCE_S, until
@@ -60,6 +62,9 @@ def _made_once(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLCont
 
     return create_ssl_context
 
+
+# The parser of a command line is made of all commands' annotations, in 15 ms, and keeps nothing of a run.
+typer.main.get_command = cache(typer.main.get_command)
 
 for _module in (httpx._transports.default, httpx2._transports.default):
     _module.create_ssl_context = _made_once(_module.create_ssl_context)  # type: ignore[attr-defined]
