@@ -17,6 +17,7 @@ allocator's own steps for tensors in the order in which they are made.
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 from snugvl.core.memory_kinds import Kind
@@ -223,6 +224,7 @@ class Device:
         return self.compute_capability is None or self.compute_capability >= FUSED_SINCE
 
 
+@lru_cache(maxsize=8192)  # plans of one model for other wishes and budgets ask for many of them again
 def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint:
     """Every component of `settings` on the fullest of its GPUs."""
     if settings.data_parallel > 1:  # each copy for itself, with its share of the requests
