@@ -148,6 +148,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     atexit.register(gc.unfreeze)
 
 
+LEAST = 50  # tests between two looks for garbage of ours
+_done = 0  # tests since the last one
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of its file are gone
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What many tests leave in place stays, too, such as modules and caches.
+
+    Engines look for garbage at their end, and would look through all of it.
+    """
+    global _done
+    _done += 1
+    if _done >= LEAST and nextitem is not None and nextitem.path != item.path:
+        _done = 0
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tied checkpoint in one file."""
