@@ -151,10 +151,10 @@ class Footprint:
 
     def __post_init__(self) -> None:
         sums: dict[Phase, int] = dict.fromkeys(("always", *PHASES), 0)
-        for component in self.components:
-            assert component.nbytes >= 0, f"{component.name} has {component.nbytes} bytes"
-            sums[component.phase] += component.nbytes
-        peak = max(PHASES, key=lambda phase: sums[phase])
+        for name, _kind, nbytes, phase, _basis, _why in self.components:
+            assert nbytes >= 0, f"{name} has {nbytes} bytes"
+            sums[phase] += nbytes
+        peak = max(PHASES, key=sums.__getitem__)
         object.__setattr__(self, "always_bytes", sums["always"])
         object.__setattr__(self, "peak_phase", peak)
         object.__setattr__(self, "total_bytes", sums["always"] + sums[peak])
