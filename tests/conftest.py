@@ -10,6 +10,7 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import httpx
 import httpx2
 import pytest
+import typer.main
 
 from tests.draws import draw_fewer
 from tests.patience import PATIENCE_S, until
@@ -60,6 +62,9 @@ def _made_once(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLCont
 
     return create_ssl_context
 
+
+# The parser of a command line is made of all commands' annotations, in 15 ms, and keeps nothing of a run.
+typer.main.get_command = cache(typer.main.get_command)
 
 for _module in (httpx._transports.default, httpx2._transports.default):
     _module.create_ssl_context = _made_once(_module.create_ssl_context)  # type: ignore[attr-defined]
@@ -141,6 +146,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
     # At the exit it is all let go of, but not before pytest's last look for garbage, which looks five times.
     atexit.register(gc.unfreeze)
+
+
+LEAST = 50  # tests between two looks for garbage of ours
+_done = 0  # tests since the last one
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of its file are gone
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What many tests leave in place stays, too, such as modules and caches.
+
+    Engines look for garbage at their end, and would look through all of it.
+    """
+    global _done
+    _done += 1
+    if _done >= LEAST and nextitem is not None and nextitem.path != item.path:
+        _done = 0
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

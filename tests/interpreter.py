@@ -1,7 +1,8 @@
 """Triton's interpreter, without what it does again and again: the kernels' tests take a third of the time.
 
-- A kernel's launch puts functions for numpy in the place of the language's, and each call within it of
-  another kernel looks through the whole language again, although all is in its place.
+- A kernel's launch looks through the whole language to put functions for numpy in the place of its own, and
+  so does each call within it of another kernel, although all is in its place. Each of these functions goes
+  through the keywords it is given, and is called by a wrapper that looks whether one was added.
 - Of each sum of integers it computes whether it overflows, by a dozen operations of its own; the assertion
   that this is for does nothing unless the option `debug` is set, which it isn't.
 - The shape of every value is checked, converted and printed anew, that with one more axis is, too, and so is
@@ -47,6 +48,24 @@ def quicken() -> None:
         """At the end of a launch; scopes of calls within it are never restored."""
         in_place.clear()
         restore(self)
+
+    members: dict[int, list[str]] = {}  # by a module or class of the language: names of what is replaced
+
+    @cache
+    def interpreted(builtin: Any) -> Any:
+        plain = inspect.unwrap(builtin)
+
+        def call(*args: Any, _semantic: object = None, **options: Any) -> Any:
+            return plain(*args, _semantic=interpreter.interpreter_semantic, **options)
+
+        return call
+
+    def patch_builtin(of: Any, builder: object, scope: Any) -> None:
+        if id(of) not in members:
+            members[id(of)] = [name for name, _ in inspect.getmembers(of, tl.core.is_builtin)]
+        for name in members[id(of)]:
+            if tl.core.is_builtin(member := getattr(of, name)):  # else it is in its place, or a test's
+                scope.set_attr(of, name, interpreted(member))
 
     def unless_asserted(self: Any, lhs: Any, rhs: Any, operation: Any) -> None:
         interpreted = isinstance(self.builder, interpreter.InterpreterBuilder)
@@ -182,6 +201,6 @@ def quicken() -> None:
     tl.core.block_type.__init__ = block_of
     tl.tensor.__init__ = tensor_of
     interpreter._get_np_dtype = numpys
-    interpreter._patch_lang = patch_once
+    interpreter._patch_lang, interpreter._patch_builtin = patch_once, patch_builtin
     interpreter._LangPatchScope.restore = restored
     TritonSemantic.binary_op_sanitize_overflow_impl = unless_asserted

@@ -1,12 +1,9 @@
-"""Run by `test_families.py` in a process of its own, where kernels are not interpreted.
+"""Run by `compiled.py` where kernels are not interpreted.
 
 A network of every family that our engine runs, without memory, in the sizes of a published one and in three
-formats, makes the kinds of step that differ in their kernels: one token, a few, many, a picture. Prints one
-line of JSON: by model and format the kernels of one token's step, or what failed.
+formats, makes the kinds of step that differ in their kernels: one token, a few, many, a picture.
 """
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -77,8 +74,9 @@ def alone(network: LoadableNetwork, hardware: Hardware, steps: Sequence[tuple[in
     return sorted(first)
 
 
-def main() -> None:
-    found: dict[str, list[str] | str] = {}
+def found() -> dict[str, list[str] | str]:
+    """By model, format and card the kernels of one token's step, or what failed."""
+    made: dict[str, list[str] | str] = {}
     for name, config in models().items():
         for storage in STORAGES:
             network = network_in(config, storage)
@@ -87,9 +85,5 @@ def main() -> None:
                     kernels: list[str] | str = alone(network, *case)
                 except Exception as error:  # all of them are wanted
                     kernels = f"{type(error).__name__}: {error}"
-                found[f"{name}, {storage.layers}, {card}"] = kernels
-    sys.stdout.write(json.dumps(found) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+                made[f"{name}, {storage.layers}, {card}"] = kernels
+    return made

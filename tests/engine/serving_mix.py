@@ -1,13 +1,10 @@
-"""Run by `test_precompile.py` in a process of its own, where kernels are not interpreted.
+"""Run by `compiled.py` where kernels are not interpreted.
 
 Engines serve a mix of requests on networks without memory, in the shapes of real ones; what they would
 launch on an H200 is compared with what a rehearsal finds. So are steps by CUDA graphs, which are filled up.
-Prints one line of JSON, by network: the kernels of the rehearsal, and those that were launched besides.
 """
 
-import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import replace
@@ -316,17 +313,16 @@ def rehearsed(
     return launches[:known], launches[known:], tardy, most
 
 
-def main() -> None:
+def found() -> dict[str, Any]:
+    """By network: the kernels of the rehearsal, those launched besides, and those that came late."""
     random.seed(5)
-    found = {}
+    mixes = {}
     for name, case in CASES.items():
         known, beyond, tardy, most = rehearsed(*case)
-        kernels = Counter(launch.name for launch in known)
-        found[name] = {"known": kernels, "beyond": [str((x.name, x.values, x.constants)) for x in beyond]}
-        found[name]["late"] = tardy
+        mixes[name] = {
+            "known": Counter(launch.name for launch in known),
+            "beyond": [str((launch.name, launch.values, launch.constants)) for launch in beyond],
+            "late": tardy,
+        }
         assert most > SIZES[-1], f"at most {most} requests ran at once"
-    sys.stdout.write(json.dumps(found) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return mixes

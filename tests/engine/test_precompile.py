@@ -1,4 +1,7 @@
-"""What is compiled ahead is all that a mix of requests launches: `serving_mix.py` does the work."""
+"""What is compiled ahead is all that a mix of requests launches: `serving_mix.py` does the work.
+
+And every family's step finds a kernel for each of its products: `family_steps.py` does that.
+"""
 
 import json
 import os
@@ -14,6 +17,7 @@ import torch
 from torch import nn
 
 import snugvl
+from snugvl.checkpoint.families import SUPPORTED
 from snugvl.core.config import EngineConfig
 from snugvl.engine import precompile
 from snugvl.engine.precompile import _kinds, edges, rehearse
@@ -32,15 +36,32 @@ MOST = {
 
 
 @pytest.fixture(scope="module")
-def mixes() -> dict[str, Any]:
+def compiled() -> dict[str, Any]:
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.engine.serving_mix"]
+    command = [sys.executable, "-m", "tests.engine.compiled"]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr
     found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def mixes(compiled: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = compiled["mixes"]
     assert set(found) == set(MOST)
     return found
+
+
+def test_a_dry_run_reads_no_other_compiler(compiled: dict[str, Any]) -> None:
+    """`torch._dynamo` takes a second; nothing that stands for it is left for what needs it afterwards."""
+    assert compiled["compiler"] == [True, False, False]
+
+
+def test_every_family_makes_its_steps(compiled: dict[str, Any]) -> None:
+    kernels: dict[str, list[str] | str] = compiled["families"]
+    assert {name: said for name, said in kernels.items() if isinstance(said, str)} == {}
+    assert len({name.split(",")[0] for name in kernels}) == len(SUPPORTED)
 
 
 def test_nothing_is_launched_that_was_not_rehearsed(mixes: dict[str, Any]) -> None:

@@ -58,8 +58,6 @@ class Fitter:
         self.host = host
         self.cpu = found[0].device.cpu
         self.goals = goals(option.model, wishes, option.context_limit, engine=option.engine, cpu=self.cpu)
-        # Many are asked for again.
-        self._footprints: dict[Settings, Footprint] = {}
         self._variants: dict[Settings, tuple[Settings, ...]] = {}
 
     @cached_property
@@ -304,11 +302,7 @@ class Fitter:
 
     def footprint(self, settings: Settings) -> Footprint:
         """The footprint of this option's model under `settings`."""
-        found = self._footprints.get(settings)
-        if found is None:
-            found = footprint(self.option.model, settings, self.budget(settings).device)
-            self._footprints[settings] = found
-        return found
+        return footprint(self.option.model, settings, self.budget(settings).device)
 
     def fits(self, settings: Settings) -> bool:
         """Whether the settings fit within the budget."""

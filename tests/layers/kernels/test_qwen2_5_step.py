@@ -1,7 +1,7 @@
 """A prompt and a decode step of a whole small Qwen2.5 by the kernels, against plain torch.
 
 Without a GPU the kernels are interpreted, and tensors in host memory say that they are on one, so that the
-layers choose as they do there. What other families would launch is asked in `tests/engine/test_families.py`.
+layers choose as they do there. What other families would launch is asked in `tests/engine/family_steps.py`.
 """
 
 from typing import Any

@@ -12,6 +12,7 @@ import gzip
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
 from ipaddress import ip_address
 from zipfile import ZipFile
@@ -261,7 +262,12 @@ def _zip() -> bytes:
 _SVG = (
     b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>'
 )
-_LONG_TEXT = pictures.png(8, 6)[:33] + pictures.chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26), 9))
+
+
+@cache
+def _long_text() -> bytes:
+    return pictures.png(8, 6)[:33] + pictures.chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26), 9))
+
 
 FILES = (
     Case("empty", b"", ImageError, f"{NAME} is empty (0 bytes); send a picture"),
@@ -327,7 +333,7 @@ FILES = (
         "{name} is 9,000×8,000 = 72,000,000 pixels, the limit is 64,000,000{scale}",
     ),
     Case("bomb-png-claim", pictures.png(50_000, 50_000), ImageTooLarge, "{huge}"),
-    Case("bomb-png-text", lambda: _LONG_TEXT, ImageError, "{unread}a damaged PNG file{again}"),
+    Case("bomb-png-text", _long_text, ImageError, "{unread}a damaged PNG file{again}"),
     Case("bomb-gif-claim", lambda: pictures.gif_claim(65_535, 65_535), ImageTooLarge, "{huge}"),
     Case("bomb-jpeg-claim", lambda: pictures.jpeg_claim(65_535, 65_535), ImageTooLarge, "{huge}"),
     Case("bomb-bmp-claim", lambda: pictures.bmp_claim(2**31 - 1, 2**31 - 1), ImageTooLarge, "{huge}"),

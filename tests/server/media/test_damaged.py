@@ -13,14 +13,22 @@ from tests.server.media.films import film
 from tests.server.media.pictures import animation, encoded
 from tests.server.media.single import Loader
 
-PICTURES = tuple(encoded(kind, (40, 30)) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"))
-VIDEOS = (
-    *(animation(kind) for kind in ("GIF", "PNG", "WEBP", "AVIF")),
-    film("mp4", "libx264"),
-    film("webm", "libvpx"),
-    film("avi", "mjpeg", pixels="yuvj420p"),
-)
 EXTREMES = (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f")
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[bytes]:
+    return [encoded(kind, (40, 30)) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")]
+
+
+@pytest.fixture(scope="module")
+def videos() -> list[bytes]:
+    return [
+        *(animation(kind) for kind in ("GIF", "PNG", "WEBP", "AVIF")),
+        film("mp4", "libx264"),
+        film("webm", "libvpx"),
+        film("avi", "mjpeg", pixels="yuvj420p"),
+    ]
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
@@ -44,7 +52,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.sample("0")
-def test_damaged_files(seed: int) -> None:
+def test_damaged_files(seed: int, pictures: list[bytes], videos: list[bytes]) -> None:
     chance = random.Random(seed)
 
     async def opened(read: Callable[..., Coroutine[Any, Any, Any]], data: bytes) -> bool:
@@ -59,9 +67,9 @@ def test_damaged_files(seed: int) -> None:
     async def run() -> None:
         intake = Loader()
         try:
-            pictures = [opened(intake.picture_bytes, damaged(d, chance)) for d in PICTURES * 15]
-            videos = [opened(intake.video_bytes, damaged(d, chance)) for d in VIDEOS * 5]
-            outcomes = await asyncio.gather(*pictures, *videos)
+            jobs = [opened(intake.picture_bytes, damaged(d, chance)) for d in pictures * 15]
+            jobs += [opened(intake.video_bytes, damaged(d, chance)) for d in videos * 5]
+            outcomes = await asyncio.gather(*jobs)
             assert set(outcomes) == {True, False}
             assert len(intake._pictures._processes) <= MediaSettings().workers
             assert len(intake._videos._processes) == 1

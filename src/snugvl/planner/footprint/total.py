@@ -17,7 +17,7 @@ allocator's own steps for tensors in the order in which they are made.
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, Literal, NamedTuple
 
 from snugvl.core.memory_kinds import Kind
@@ -154,10 +154,10 @@ class Footprint:
 
     def __post_init__(self) -> None:
         sums: dict[Phase, int] = dict.fromkeys(("always", *PHASES), 0)
-        for component in self.components:
-            assert component.nbytes >= 0, f"{component.name} has {component.nbytes} bytes"
-            sums[component.phase] += component.nbytes
-        peak = max(PHASES, key=lambda phase: sums[phase])
+        for name, _kind, nbytes, phase, _basis, _why in self.components:
+            assert nbytes >= 0, f"{name} has {nbytes} bytes"
+            sums[phase] += nbytes
+        peak = max(PHASES, key=sums.__getitem__)
         object.__setattr__(self, "always_bytes", sums["always"])
         object.__setattr__(self, "peak_phase", peak)
         object.__setattr__(self, "total_bytes", sums["always"] + sums[peak])
@@ -227,6 +227,7 @@ class Device:
         return self.compute_capability is None or self.compute_capability >= FUSED_SINCE
 
 
+@lru_cache(maxsize=8192)  # plans of one model for other wishes and budgets ask for many of them again
 def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint:
     """Every component of `settings` on the fullest of its GPUs."""
     if settings.data_parallel > 1:  # each copy for itself, with its share of the requests

@@ -103,6 +103,7 @@ def encoder_bytes_per_token(model: Inventory, itemsize: int = HALF) -> int:
     return (1 + vision.deepstack_levels) * model.facts.text.hidden_size * itemsize
 
 
+@lru_cache(maxsize=4096)  # of some sizes of picture many settings ask
 def native_held(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int:
     """Bytes that our tower holds from its first chunk to its last, also between them, its output included."""
     vision = _vision(model)
@@ -114,6 +115,7 @@ def native_held(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int
     return image.patches * (whole + output) + order + tables
 
 
+@lru_cache(maxsize=4096)
 def native_workspace(
     model: Inventory, image: ImageSize, itemsize: int = HALF, weights: VisionFormat = "bf16"
 ) -> int:

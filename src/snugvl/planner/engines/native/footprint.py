@@ -252,8 +252,8 @@ def graph_sizes(sequences: int) -> tuple[int, ...]:
 
 def recorded_sizes(model: Inventory, settings: Settings) -> tuple[int, ...]:
     """`graph_sizes` of these settings, without those of steps that no graph may hold."""
-    most = recordable_tokens(model, settings)
-    return tuple(size for size in graph_sizes(settings.sequences) if most is None or size <= most)
+    sizes, most = graph_sizes(settings.sequences), recordable_tokens(model, settings)
+    return sizes if most is None else tuple(size for size in sizes if size <= most)
 
 
 def graph_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:

@@ -62,6 +62,7 @@ def attention_bytes(model: Inventory, itemsize: int, tokens: int, *, kernels: bo
     return most
 
 
+@lru_cache(maxsize=256)
 def has_states(model: Inventory) -> bool:
     """Whether some layers have linear attention, and so recurrent states."""
     return any(layer.state_bytes for layer, _ in model.kv_layers)
