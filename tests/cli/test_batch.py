@@ -33,6 +33,13 @@ def test_a_folder_gives_its_pictures_by_name(snugvl: Run, pictures: Path) -> Non
     assert deep == ["a.png", "b.jpg", "f.png", "c.PNG", "d.webp", "e.gif"]
 
 
+def test_a_name_of_two_lines_is_one_line_of_the_text(snugvl: Run, pictures: Path) -> None:
+    (pictures / "a.png").rename(pictures / "a\nb.png")
+    assert snugvl("caption", pictures / "a\nb.png", pictures / "b.jpg").out.startswith(
+        f"{pictures}/a b.png: A picture of 10x50.\n{pictures}/b.jpg: "
+    )
+
+
 def test_folders_that_are_gone_meanwhile_are_passed_over(
     snugvl: Run, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
