@@ -1,7 +1,9 @@
 """Many images: order, one bad file, an output file, resuming, folders, globs, standard input."""
 
 import base64
+import errno
 import json
+import os
 import signal
 import threading
 import time
@@ -29,6 +31,34 @@ def test_a_folder_gives_its_pictures_by_name(snugvl: Run, pictures: Path) -> Non
     assert (ran.code, names(ran.out)) == (0, ["a.png", "b.jpg", "c.PNG", "d.webp", "e.gif"])
     deep = names(snugvl("caption", pictures, "--recursive", "--json").out)
     assert deep == ["a.png", "b.jpg", "f.png", "c.PNG", "d.webp", "e.gif"]
+
+
+def test_a_name_of_two_lines_is_one_line_of_the_text(snugvl: Run, pictures: Path) -> None:
+    (pictures / "a.png").rename(pictures / "a\nb.png")
+    assert snugvl("caption", pictures / "a\nb.png", pictures / "b.jpg").out.startswith(
+        f"{pictures}/a b.png: A picture of 10x50.\n{pictures}/b.jpg: "
+    )
+
+
+def test_folders_that_are_gone_meanwhile_are_passed_over(
+    snugvl: Run, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of processes below /proc, where somebody looks for pictures in all of the disk."""
+    scan = os.scandir
+
+    def gone(place: str | Path = ".") -> object:
+        if Path(place).name == "gone":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    (pictures / "gone").mkdir()
+    place = pictures.parent / "place"
+    place.mkdir()
+    (place / "gone").mkdir()
+    assert snugvl("caption", pictures, "--recursive").code == 0
+    empty = snugvl("caption", place)
+    assert (empty.code, "none of its files ends in" in empty.err) == (3, True)
 
 
 def test_a_glob_is_expanded_and_a_name_that_looks_like_one_is_a_file(snugvl: Run, pictures: Path) -> None:

@@ -137,7 +137,6 @@ def test_a_check_prints_a_table(snugvl: Run, here: Machine, monkeypatch: pytest.
         (("--report", "x.md", "--gpu", "rtx-5060"), "of this machine"),
         (("pocket",), "a model is for --check"),
         (("--log", "x", "--check"), "no other option"),
-        (("--report", "/no/such/folder/x.md"), "can't be written"),
     ],
 )
 def test_what_it_cant_do_is_said(snugvl: Run, here: Machine, arguments: tuple[str, ...], why: str) -> None:

@@ -1,5 +1,6 @@
 """Bad input: one line that says what to do, the documented exit code, never a traceback."""
 
+import errno
 import json
 import os
 import struct
@@ -8,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from PIL import Image
@@ -280,6 +282,44 @@ def test_an_answer_of_the_wrong_kind(snugvl: Run, backend: FakeBackend, pictures
     assert ran.code == 6
     assert '"type": "OutputError"' in ran.out
     assert f'"text": "{answer}"' in ran.out
+
+
+class NoTask(RuntimeError):
+    """What an event loop says that got no socket, whose error stays behind it."""
+
+    def __init__(self) -> None:
+        super().__init__("Cannot close a running event loop")
+        self.__context__ = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "way"),
+    [
+        (MemoryError(), 5, "ulimit -v"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), 5, "ulimit -v"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            5,
+            "-v",
+        ),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 5, "ulimit -v"),
+        (RuntimeError("can't start new thread"), 1, "ulimit -u"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), 1, "ulimit -n"),
+        (NoTask(), 1, "ulimit -n"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_what_the_system_refuses_is_no_bug(
+    snugvl: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, way: str
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("snugvl.cli.session.load_model", refuse)
+    ran = snugvl("chat", "--quiet")
+    assert (ran.code, ran.err.count("\n")) == (code, 1)
+    assert ran.err.startswith("snugvl: the system ")
+    assert way in ran.err
 
 
 def test_a_bug_is_one_line_and_how_to_see_more(

@@ -75,6 +75,21 @@ def test_a_closed_pipe_ends_quietly(many: Path, command: str) -> None:
     assert ran.stdout.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words", [("caption", "nothing.png"), ("plan", "--gpu", "nothing"), ("plan", "--nothing"), ("ps",)]
+)
+def test_a_closed_pipe_of_messages_ends_quietly_too(words: tuple[str, ...], tmp_path: Path) -> None:
+    """As with `2>&1 | head -1`: the first line that can't be printed ends the command."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    with os.fdopen(writer, "wb") as closed:
+        ran = subprocess.run(
+            [*REAL, *words], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=closed
+        )
+    assert (ran.returncode, ran.stdout) == (141, b"")
+
+
 def interrupted(command: list[str], done: Callable[[], bool], **environment: str) -> tuple[int, str]:
     """Starts `command`, presses Ctrl+C once `done`; its exit code and standard error."""
     process = subprocess.Popen(

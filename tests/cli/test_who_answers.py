@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -173,6 +174,28 @@ def test_a_server_that_cannot_do_the_task_is_passed_over_with_the_reason(
         assert "is passed over: it has a model that can't caption\n" in ran.err
 
 
+def test_a_clock_that_is_set_and_processes_that_cant_be_seen_end_no_server(
+    snugvl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process' start is counted from the system's, which moves with its clock, as WSL2's does."""
+
+    def unseen(_: psutil.Process) -> NoReturn:
+        raise psutil.NoSuchProcess(1)
+
+    with running.announced("http://127.0.0.1:9", "m", ("m",)):
+        created = psutil.Process().create_time()
+        monkeypatch.setattr(psutil.Process, "create_time", lambda _: created + 3600)
+        assert [server.url for server in running.running()] == ["http://127.0.0.1:9"]
+        monkeypatch.setattr(psutil.Process, "create_time", unseen)
+        assert [server.url for server in running.running()] == ["http://127.0.0.1:9"]
+        (record,) = running.folder().iterdir()
+        kept = record.read_text()
+    assert running.running() == []
+    record.write_text(kept)  # as after a crash
+    assert running.running() == []
+    assert not record.exists()
+
+
 @pytest.mark.parametrize(
     "changed", [{"pid": 2**22 + 1}, {"created": 5.0}, {"host": "elsewhere"}, {"names": 7}, {"pid": "x"}]
 )
@@ -184,9 +207,10 @@ def test_records_of_others_are_no_servers(
         (file,) = running.folder().iterdir()
         assert [server.pid for server in running.running()] == [os.getpid()]
         assert psutil.pid_exists(running.running()[0].pid)
-        file.write_text(json.dumps(json.loads(file.read_text()) | changed))
-        assert running.running() == []
-        assert file.exists() == (changed == {"host": "elsewhere"})
+        kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | changed))
+    assert running.running() == []
+    assert file.exists() == (changed == {"host": "elsewhere"})
 
 
 def test_a_server_that_says_nothing_is_passed_over(

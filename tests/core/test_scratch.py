@@ -1,10 +1,12 @@
 """Folders that are gone with the process that made them."""
 
+import errno
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -66,3 +68,13 @@ def test_what_is_nobodys_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tempfile, "tempdir", None)
     sweep()
     assert len(list(folder.iterdir())) == 2
+
+
+def test_nothing_is_swept_where_no_folder_can_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a read-only container, where a server needs none."""
+
+    def unusable() -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", unusable)
+    sweep()

@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from snugvl.core.resources import Worker
+from tests.patience import until
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_worker_knows_where_python_is_and_no_secrets(echo: str) -> None:
     worker = Worker(echo, ("a",), {"OMP_NUM_THREADS": "1"})
     process = psutil.Process(worker._popen.pid)
+    until(lambda: bool(process.environ()))  # the system shows none until it has laid out the new program
     found = process.environ()
     assert found["PYTHONHOME"] == sys.base_prefix
     assert found["OMP_NUM_THREADS"] == "1"

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,6 +12,17 @@ import pytest
 
 from snugvl.cli.app import run
 from snugvl.core.folders import write_named
+from tests.docs.test_readme import ROOT
+from tests.patience import PATIENCE_S
+
+SHAPES = ROOT / "examples" / "images" / "shapes.png"
+CRAMPED = """
+import resource, sys
+sys.dont_write_bytecode = True  # Python keeps a torn file of it, and ends at it ever after
+resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+from snugvl.cli.entry import main
+main()
+"""
 
 
 def test_a_file_is_replaced_whole_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -50,3 +63,48 @@ def test_what_is_no_plain_file_is_written_to(capsys: pytest.CaptureFixture[str])
     assert Path("/dev/full").is_char_device()
     write_named(Path(os.devnull), "text")
     assert Path(os.devnull).is_char_device()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("config", "set", "model", "Qwen/Qwen3-VL-2B-Instruct"), "home/snugvl/config.toml"),
+        (("detect", str(SHAPES), "--draw", "drawn/boxes.png"), "drawn/boxes.png"),
+        (("detect", str(SHAPES), "--format", "yolo", "--output", "boxes"), "boxes/classes.txt"),
+        (("detect", str(SHAPES), "--format", "coco", "--output", "boxes.json"), "boxes.json"),
+        (("caption", str(SHAPES), "--output", "all.jsonl"), "all.jsonl"),
+        (("doctor", "--report", "report.md"), "report.md"),
+        (("doctor", "--record", "machine.json"), "machine.json"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:1]),
+)
+def test_a_file_that_cant_be_written_is_named_and_the_exit_code_is_1(
+    words: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file of this process may have more than 16 bytes, as on a full disk."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    ran = subprocess.run(
+        [sys.executable, "-c", CRAMPED, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ran.returncode == 1, ran.stderr
+    said = ran.stderr.splitlines()[-1]
+    assert said.endswith(f"{name}: File too large"), said
+    assert not any(each.is_file() and each.suffix == ".png" for each in tmp_path.rglob("*"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.parametrize("words", [("--version",), (), ("list",), ("plan", "pocket", "--gpu", "rtx-5060")])
+def test_a_full_standard_output_is_named(words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "snugvl", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    assert (ran.returncode, ran.stderr) == (1, "snugvl: standard output: No space left on device\n")

@@ -162,6 +162,7 @@ def error_table() -> str:
         "unsupported_parameter": "A field that would change the answer, and that we don't support.",
         "unsupported_value": "A value of the protocol that we don't support.",
         "invalid_json": "The body is not JSON.",
+        "invalid_http": "What came is no request of HTTP/1.1, such as TLS or HTTP/2.",
         "invalid_form": "The multipart form can't be read.",
     }
     rows += [(400, f"`{code}`", text, "") for code, text in words.items()]

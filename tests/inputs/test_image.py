@@ -78,6 +78,10 @@ CORPUS: dict[str, tuple[bytes, str]] = {
     ),
     "paper.png": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3", r"a PDF; export the page as PNG"),
     "film.jpg": (b"\x00\x00\x00\x20ftypisom\x00\x00\x02\x00", r"a video \(MP4.*extract a frame"),
+    "IMG_0001.CR3": (
+        b"\x00\x00\x00\x18ftypcrx \x00\x00\x00\x01crx isom",
+        "a camera's raw file; export it as JPEG",
+    ),
     "film.webm": (b"\x1aE\xdf\xa3\x9fB\x86\x81\x01", r"a video \(Matroska.*extract a frame"),
     "phone.heic": (
         b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00",

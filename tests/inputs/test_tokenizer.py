@@ -1,6 +1,7 @@
 """Ids and bytes of tokens, the tokens that end an answer, and files that are no tokenizer."""
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -187,6 +188,11 @@ def test_broken_files(broken: Path) -> None:
     path.unlink()
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
         Tokenizer.from_folder(broken)
+
+
+def test_a_folder_may_have_a_name_that_is_not_text(broken: Path) -> None:
+    named = broken.rename(Path(os.fsdecode(os.fsencode(broken) + b"\xff")))
+    assert Tokenizer.from_folder(named).encode("red")
 
 
 def test_other_kinds_are_refused_by_name(broken: Path) -> None:

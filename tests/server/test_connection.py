@@ -257,3 +257,19 @@ def test_a_client_of_http_1_0_gets_no_chunks(path: str, stream: bool) -> None:
     assert b"there" in answer
     lines = [line for line in answer.decode().splitlines() if line]
     assert all(line.startswith(("data: ", "event: ", "{")) for line in lines), "no lengths of chunks"
+
+
+def test_what_follows_a_request_and_is_no_other_ends_both_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    """As a body whose length nobody names does: what it is refused with is the last that can be written."""
+    caplog.set_level("INFO", "snugvl")
+    body = json.dumps({"model": "pocket", "messages": HI}).encode()
+    for length in (b"", b"Content-Length: 0\r\n", b"Content-Length: %d\r\n" % (len(body) - 2)):
+        with live(FakeService()) as base:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n".encode() + length
+            with connect(base, head + AS_JSON + body) as link:
+                answer = read_all(link)
+            until(lambda: any(record.name == "snugvl.access" for record in caplog.records))
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert b'"invalid_http"' in answer
+        assert not [record for record in caplog.records if record.exc_info], length
+        caplog.clear()

@@ -118,7 +118,17 @@ def test_the_value_is_shown(client: TestClient) -> None:
         ({"messages": None}, "messages must be a list, not null"),
         (body(temperature=-1), "temperature must be at least 0, not -1"),
         (body(max_tokens=1.5), "max_tokens must be an integer, not 1.5"),
-        (content({"type": "sound"}), "messages[0].content[0]: type 'sound' is not supported; use 'text'"),
+        (
+            content(
+                {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,"}}
+            ),
+            "messages[0].content[0]: type 'file' is not supported; use 'text' or 'image', and of a PDF its "
+            "pages as pictures",
+        ),
+        (
+            content({"type": "sound"}),
+            "messages[0].content[0]: type 'sound' is not supported; use 'text' or 'image'",
+        ),
     ],
 )
 def test_what_a_value_must_be_is_said_in_plain_words(client: TestClient, sent: Any, said: str) -> None:

@@ -5,7 +5,6 @@ SNUGVL_DEBUG=1.
 """
 
 import gc
-import os
 import re
 import shlex
 import sys
@@ -34,9 +33,9 @@ from snugvl.cli import (
 )
 from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.running import explained
-from snugvl.cli.terminal import INTERRUPTED, ClosedPipe, plainly, say, trace, warnings_said
+from snugvl.cli.terminal import INTERRUPTED, ClosedPipe, plainly, say, trace, warnings_said, write
 from snugvl.core.folders import check_current_folder, moved
-from snugvl.errors import RequestTooLarge, SnugvlError
+from snugvl.errors import DoesNotFit, RequestTooLarge, SnugvlError
 from snugvl.version import __version__
 
 CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `yes | head` does
@@ -72,7 +71,7 @@ app.add_typer(config.app, name="config")
 
 def _print_version(value: bool) -> None:
     if value:
-        typer.echo(f"snugvl {__version__}")
+        write(f"snugvl {__version__}\n")
         raise typer.Exit
 
 
@@ -84,7 +83,7 @@ def _root(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        write(context.get_help() + "\n")
     elif context.invoked_subcommand != "config":  # which must run to mend a bad file
         check_current_folder()
         context.default_map = config.defaults(context)
@@ -95,6 +94,13 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
 
     `launched`: an engine's process that was begun ahead; ended here where the command didn't take it.
     """
+    try:
+        return _run(args, launched)
+    except ClosedPipe:
+        return CLOSED_PIPE
+
+
+def _run(args: Sequence[str] | None, launched: Launched | None) -> int:
     words = sys.argv[1:] if args is None else args
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a path may hold bytes that are not text in this locale
@@ -102,7 +108,7 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
     try:
         with launched or nullcontext(), warnings_said():
             code = app(args=args, prog_name="snugvl", standalone_mode=False, obj=launched)
-        sys.stdout.flush()
+        write("")
         serves = words[:1] == ["serve"]  # which it does all the same
         if not code and not serves and getattr(sys.stdout, "lost", False):
             say("standard output is closed (>&-), so nothing was printed; use >/dev/null to print nothing")
@@ -117,21 +123,51 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
     except (KeyboardInterrupt, typer.Abort):
         say("interrupted")
         return INTERRUPTED
-    except (ClosedPipe, BrokenPipeError):
-        # What is left in the buffer has nowhere to go; without this Python complains about it on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        say(f"{where}{error.strerror or error}{moved(error)}")
-        trace(error)
-        return 1
+    except ClosedPipe:
+        raise
     except Exception as error:
-        kind = type(error).__name__
-        say(f"unexpected {kind}: {error}; please report it with the traceback that SNUGVL_DEBUG=1 shows")
+        said, code = _failure(error)
+        say(said)
         trace(error)
-        return 1
+        return code
     return code if isinstance(code, int) else 0
+
+
+# What the system refuses a process, as Python and torch say it: the exit code, and what to do.
+_REFUSED: Final = (
+    (
+        "MemoryError|annot allocate memory|can't allocate memory|failed to map segment",
+        DoesNotFit.exit_code,
+        "the system gives this process no more memory; close other programs, take a smaller model, "
+        "or raise the limit (ulimit -v, or the container's)",
+    ),
+    (
+        "can't start new thread",
+        1,
+        "the system lets this process start no more threads; raise the limit (ulimit -u, or the container's)",
+    ),
+    (
+        "Too many open files",
+        1,
+        "the system lets this process open no more files; raise ulimit -n",
+    ),
+)
+
+
+def _failure(error: Exception) -> tuple[str, int]:
+    """(what is said, exit code) of an error that isn't ours."""
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__context__) is not None:
+        chain.append(cause)
+    causes = " ".join(f"{type(each).__name__}: {each}" for each in chain)
+    for pattern, code, why in _REFUSED:
+        if re.search(pattern, causes):
+            return why, code
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}{moved(error)}", 1
+    said = f"unexpected {type(error).__name__}: {error}"
+    return f"{said}; please report it with the traceback that SNUGVL_DEBUG=1 shows", 1
 
 
 def main(launched: Launched | None = None) -> None:

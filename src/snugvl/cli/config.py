@@ -43,7 +43,7 @@ Key = Annotated[str, Argument(metavar="KEY", help="An option, as memory; of one 
 @app.callback(invoke_without_command=True)
 def _group(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        write(context.get_help() + "\n")
 
 
 def path() -> Path:

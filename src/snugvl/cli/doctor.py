@@ -17,7 +17,7 @@ from snugvl.cli.terminal import printable, say, write, write_json
 from snugvl.core.folders import write_named
 from snugvl.core.sizes import format_size
 from snugvl.core.wrapping import columns, styled, wrapped, wrapped_command
-from snugvl.errors import EngineError, InputError
+from snugvl.errors import EngineError
 from snugvl.version import __version__
 
 if TYPE_CHECKING:
@@ -146,10 +146,7 @@ def _report_to(path: Path, machine: Machine) -> None:
     if str(path) == "-":
         write(printable(text))
         return
-    try:
-        write_named(path, text)
-    except OSError as error:
-        raise InputError(f"{path} can't be written: {error.strerror or error}") from None
+    write_named(path, text)
     say(f"wrote {path}; it has no name of a person, a folder or a model: read it before you attach it")
 
 

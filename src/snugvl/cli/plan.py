@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from snugvl.cli import options
 from snugvl.cli.options import MachineChoice, machine_from
-from snugvl.cli.terminal import printable, say
+from snugvl.cli.terminal import printable, say, write
 from snugvl.core.folders import write_named
 from snugvl.core.formats import Floor
 from snugvl.core.options import LoadOptions
@@ -166,7 +166,7 @@ def _put(plan: Plan, machine: Machine, *, json: bool, verbose: bool) -> None:
 
         from snugvl.planner.report.document import document
 
-        sys.stdout.write(encoder.dumps(document(plan, machine, measured), indent=2) + "\n")
+        write(encoder.dumps(document(plan, machine, measured), indent=2) + "\n")
     elif sys.stdout.isatty():
         from snugvl.planner.report.plain import show
 
@@ -174,7 +174,7 @@ def _put(plan: Plan, machine: Machine, *, json: bool, verbose: bool) -> None:
     else:
         from snugvl.planner.report.plain import plain
 
-        sys.stdout.write(printable(plain(report(plan, machine, measured), verbose=verbose)))
+        write(printable(plain(report(plan, machine, measured), verbose=verbose)))
 
 
 def _measured(machine: Machine) -> Measured | None:

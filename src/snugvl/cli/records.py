@@ -248,13 +248,13 @@ class Readable(Sink):
     def put(self, outcome: Outcome) -> None:
         if outcome.result is None:
             return
-        text = printable(self._text(outcome.result))
+        text, title = printable(self._text(outcome.result)), printable(outcome.job.title.replace("\n", " "))
         if not self._several:
             show(text)
         elif sys.stdout.isatty():
-            self._in_colour(printable(outcome.job.title), text)
+            self._in_colour(title, text)
         else:
-            write(_under(printable(outcome.job.title) + ":", text) + "\n")
+            write(_under(title + ":", text) + "\n")
 
     def _in_colour(self, title: str, text: str) -> None:
         from rich.console import Console

@@ -5,7 +5,8 @@ Each writes a record of itself, for every command that looks for a server:
     $XDG_CACHE_HOME/snugvl/servers/PID.json    {"pid": …, "created": …, "host": …, "url": …, "model": …, …}
 
 Only this user can write there, so no other user's program is taken for a server of snugvl and sent pictures.
-A record counts while its process runs: the same number, begun at the same time, on this host.
+A record counts on this host while its process runs, which keeps it locked; where files can't be locked, while
+a process of the same number runs that began at the same time. That time moves when the clock is set.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,14 +74,20 @@ def announced(url: str, model: str, names: tuple[str, ...]) -> Iterator[None]:
     me = psutil.Process()
     record = LocalServer(me.pid, me.create_time(), socket.gethostname(), url, model, names, time.time())
     path = folder() / f"{me.pid}.json"
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, lambda draft: draft.write_text(json.dumps(asdict(record)), encoding="utf-8"))
-    try:
-        yield
-    finally:
+    with ExitStack() as held:
         with suppress(OSError):
-            path.unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(path, lambda draft: draft.write_text(json.dumps(asdict(record)), encoding="utf-8"))
+            kept = held.enter_context(path.open("r+b"))
+            if sys.platform != "win32":
+                from fcntl import LOCK_EX, flock
+
+                flock(kept, LOCK_EX)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def running() -> list[LocalServer]:
@@ -88,9 +96,10 @@ def running() -> list[LocalServer]:
     with suppress(OSError):
         for path in sorted(folder().glob("*.json")):
             record = _read(path)
-            if record is None or (record.host == socket.gethostname() and not _alive(record)):
+            here = record is not None and record.host == socket.gethostname()
+            if record is None or (here and not (_locked(path) or _alive(record))):
                 path.unlink(missing_ok=True)
-            elif record.host == socket.gethostname():
+            elif here:
                 found.append(record)
     return sorted(found, key=lambda server: -server.since)
 
@@ -166,6 +175,20 @@ def _read(path: Path) -> LocalServer | None:
         return LocalServer(**{**known, "pid": int(known["pid"]), "names": tuple(map(str, known["names"]))})
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def _locked(path: Path) -> bool:
+    """Whether a process keeps the record locked; False where that can't be told."""
+    if sys.platform == "win32":
+        return False
+    from fcntl import LOCK_NB, LOCK_SH, flock
+
+    with suppress(OSError), path.open("rb") as file:
+        try:
+            flock(file, LOCK_SH | LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _alive(server: LocalServer) -> bool:

@@ -7,6 +7,7 @@ image that is named twice is done once.
 """
 
 import glob
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -142,10 +143,10 @@ def _stdin() -> str:
 
 
 def _in_folder(folder: Path, recursive: bool) -> list[str]:
-    pictures = _pictures(folder, recursive)
+    pictures = sorted(_pictures(folder, recursive))
     if pictures:
-        return pictures
-    if not recursive and _pictures(folder, recursive=True):
+        return list(map(str, pictures))
+    if not recursive and any(_pictures(folder, recursive=True)):
         raise InputError(f"no pictures in {folder}, but in folders of it; add --recursive")
     if not any(folder.iterdir()):
         raise InputError(f"no pictures in {folder}: it is empty")
@@ -155,13 +156,12 @@ def _in_folder(folder: Path, recursive: bool) -> list[str]:
     )
 
 
-def _pictures(folder: Path, recursive: bool) -> list[str]:
-    found = []
-    for path in sorted(folder.rglob("*") if recursive else folder.iterdir()):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in IN_FOLDERS and not hidden and path.is_file():
-            found.append(str(path))
-    return found
+def _pictures(folder: Path, recursive: bool) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):  # which passes over folders that are gone meanwhile
+        folders[:] = [name for name in folders if recursive and not name.startswith(".")]
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if path.suffix.lower() in IN_FOLDERS and path.is_file():
+                yield path
 
 
 def _matching(pattern: str) -> list[str]:

@@ -59,8 +59,7 @@ def line(message: str) -> str:
 
 def say(message: str) -> None:
     """Write one line to standard error; on a terminal as many as its width asks for."""
-    sys.stderr.write(wrapped(line(message), columns(sys.stderr), HANG) + "\n")
-    sys.stderr.flush()
+    _put(sys.stderr, wrapped(line(message), columns(sys.stderr), HANG) + "\n")
 
 
 def named(message: str, names: Sequence[str]) -> str:
@@ -130,15 +129,24 @@ def several(count: int, what: str) -> str:
 
 
 class ClosedPipe(Exception):
-    """Standard output is closed, as after `| head -1`. Not an OSError: Typer catches those."""
+    """A standard stream is closed, as after `| head -1`. Not an OSError: Typer catches those."""
 
 
 def write(text: str) -> None:
     """Write `text` and flush it, so that the reader has it at once."""
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        _put(sys.stdout, text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+def _put(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
     except BrokenPipeError:
+        # What is left in the buffer has nowhere to go; without this Python complains about it on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise ClosedPipe from None
 
 

@@ -126,14 +126,19 @@ def sources_digest(*rooms: str) -> str:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file whole or not at all; a link at `path` is replaced, not followed."""
+    """Write a file whole or not at all; a link at `path` is replaced, not followed.
+
+    Raises:
+        OSError: with that name.
+    """
     copy = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
-    try:
-        write(copy)
-        copy.replace(path)
-    except BaseException:
-        copy.unlink(missing_ok=True)
-        raise
+    with named(path):
+        try:
+            write(copy)
+            copy.replace(path)
+        except BaseException:
+            copy.unlink(missing_ok=True)
+            raise
 
 
 def write_named(path: Path, text: str) -> None:

@@ -205,7 +205,11 @@ class Scratch:
 
 def sweep() -> None:
     """Remove the folders of processes that have ended; what can't be removed stays."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    try:
+        place = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # no folder can be written to: a server needs none
+        return
+    for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
             owner = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW)
             try:

@@ -119,7 +119,8 @@ def decode_video(data: bytes, limits: VideoLimits, fps: float | None, name: str)
     except (ImageError, MemoryError):
         raise
     except Exception as error:  # FFmpeg's and Pillow's decoders raise nearly anything on damaged data
-        raise ImageError(f"{name} is damaged or incomplete ({type(error).__name__}); send it again") from None
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise ImageError(f"{name} is damaged or incomplete ({why}); send it again") from None
 
 
 def frame_indices(total: int, duration_s: float, fps: float, limits: VideoLimits) -> list[int]:

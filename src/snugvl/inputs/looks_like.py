@@ -24,6 +24,7 @@ there is but a track, as in a film."""
 _AVIF: Final = frozenset((b"avif", b"avis"))
 _HEVC: Final = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"))
 _HEIF: Final = _AVIF | _HEVC | {b"mif1", b"mif2", b"msf1", b"miaf"}
+_RAW: Final = b"crx "  # what Canon's cameras keep beside a JPEG
 _MOST_BRANDS: Final = 64
 _MOST_BOXES: Final = 256
 
@@ -40,7 +41,7 @@ def kind_of(data: bytes) -> Kind | None:
     end = min(int.from_bytes(data[:4]), 16 + 4 * _MOST_BRANDS)
     brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
     if not brands & _HEIF:
-        return "film"
+        return None if data[8:12] == _RAW else "film"
     if data[8:12] in _AVIF or (brands & _AVIF and not brands & _HEVC):
         return "AVIF"
     boxes = {kind for kind, _ in _boxes(data)}
@@ -150,6 +151,8 @@ def _container(data: bytes) -> str | None:
             b"WAVE": "an audio file (WAV); send a picture",
         }
         return kinds.get(data[8:12])
+    if data[4:12] == b"ftyp" + _RAW:
+        return "a camera's raw file; export it as JPEG first"
     kind = kind_of(data)
     return _ISO_MEDIA[kind] if kind else None
 

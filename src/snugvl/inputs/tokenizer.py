@@ -153,7 +153,7 @@ class Tokenizer(Vocabulary):
         if not path.exists():
             raise CheckpointError(f"{folder} has no tokenizer.json; it is not a complete checkpoint")
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())  # a path may hold what is no text
         except Exception as error:  # the Rust side raises plain Exception
             raise CheckpointError(f"{path} is not a tokenizer: {str(error).splitlines()[0][:200]}") from None
         spelling = spelling_of(backend, str(path))

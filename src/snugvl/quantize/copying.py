@@ -108,7 +108,7 @@ class CopyJob:
         """Load the network and write the copy.
 
         Raises:
-            InputError: it can't be written.
+            OSError: it can't be written.
             CheckpointError: a file has changed meanwhile.
         """
         with writing.beside(self.out) as work:

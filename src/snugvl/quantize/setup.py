@@ -398,7 +398,7 @@ class QuantizeJob:
         """Measure, round, and write the checkpoint.
 
         Raises:
-            InputError: it can't be written.
+            OSError: it can't be written.
             CheckpointError: a file has changed meanwhile.
         """
         cap(self._place, LATE_BYTES)

@@ -5,6 +5,7 @@ A shard for each decoder layer, one for all that stays as it is, which is copied
 SHA-256 of all of them, as `sha256sum --check` reads it.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from snugvl.checkpoint.listing import INDEX, SINGLE
 from snugvl.checkpoint.quantized import OWN, own_settings
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.checkpoint.section import read_json
+from snugvl.core.folders import named
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, InputError
 from snugvl.models import own_format
@@ -43,23 +45,20 @@ def beside(out: Path) -> Iterator[Path]:
     """A folder that becomes `out` when all went well, else is gone.
 
     Raises:
-        InputError: there is something already, or nothing can be written there.
+        InputError: there is something already.
+        OSError: nothing can be written there; with the name of `out`.
     """
     check_new(out)
-    try:
+    with named(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    except OSError as error:
-        raise InputError(f"{out} can't be written: {error.strerror}") from None
-    try:
-        yield work
-        _write_sums(work)
-        work.chmod(0o755)  # mkdtemp's are the owner's alone
-        work.rename(out)
-    except OSError as error:
-        raise InputError(f"{out} can't be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        try:
+            yield work
+            _write_sums(work)
+            work.chmod(0o755)  # mkdtemp's are the owner's alone
+            work.rename(out)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _write_sums(folder: Path) -> None:
@@ -83,7 +82,7 @@ def check_room(out: Path, source: Path, weights: int) -> int:
     """Most bytes that `out` will take on the disk; `weights`: bytes of its tensors.
 
     Raises:
-        InputError: nothing can be written there.
+        OSError: nothing can be written there.
         DoesNotFit: too little is free there.
     """
     others = sum(path.stat().st_size for path in other_files(source))
@@ -100,13 +99,13 @@ def free_bytes(out: Path) -> int:
     """Free bytes on the disk where `out` will be.
 
     Raises:
-        InputError: nothing can be written there.
+        OSError: nothing can be written there.
     """
     place = out.absolute().parent
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{out} can't be written: {place} is not a folder that may be written to")
+        raise OSError(errno.EACCES, f"{place} is not a folder that may be written to", str(out))
     return shutil.disk_usage(place).free
 
 

@@ -221,6 +221,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if running is not None and running.response_started and not running.response_complete:
             self.transport.abort()  # ours would be read as a part of that answer
             return
+        if running is not None and not running.response_complete:
+            running.disconnected = True  # nothing can be written behind ours
+            running.message_event.set()
         body = json.dumps(self._error(message, code)).encode()
         head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n"
         head += "content-type: application/json\r\nconnection: close\r\n\r\n"

@@ -349,7 +349,8 @@ def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
     named = _tag_name(details)
     tag, known = str(details["tag"])[:SHOWN], str(details["expected_tags"])
     types = [each for each in known.split(", ") if each[1:2] != "("]  # others are tags of ours
-    return f"{param}: {named} {tag!r} is not supported; use {_either(types)}"
+    pages = ", and of a PDF its pages as pictures" if tag in ("file", "input_file") else ""
+    return f"{param}: {named} {tag!r} is not supported; use {_either(types)}{pages}"
 
 
 def _path(entry: Mapping[str, Any], body: object) -> Loc:

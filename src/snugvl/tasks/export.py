@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from PIL import Image, ImageDraw, ImageFont
 
+from snugvl.core.folders import named
 from snugvl.errors import InputError, WrongType
 from snugvl.inputs.given import described
 from snugvl.tasks.results import Box, Detections
@@ -161,10 +162,17 @@ def save(picture: Image.Image, target: Path | BinaryIO) -> None:
     if isinstance(target, Path):
         check_suffix(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(target)
+        new = not target.exists()
+        with named(target):
+            try:
+                picture.save(target)
+            except OSError:
+                if new:  # a part of a picture, which Pillow leaves where the disk is full
+                    target.unlink(missing_ok=True)
+                raise
     else:
-        named = Path(str(getattr(target, "name", ""))).suffix.lower() in SUFFIXES
-        picture.save(target, None if named else "PNG")
+        known = Path(str(getattr(target, "name", ""))).suffix.lower() in SUFFIXES
+        picture.save(target, None if known else "PNG")
 
 
 def target_of(given: object) -> Path | BinaryIO:

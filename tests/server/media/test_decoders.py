@@ -7,6 +7,7 @@ import sys
 import zlib
 from base64 import b64encode
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,23 @@ def test_closing_leaves_no_process() -> None:
         assert process.poll() is not None
         with pytest.raises(EngineUnavailable, match="stopping"):
             await decoded(pool, encoded("PNG"))
+
+    asyncio.run(run())
+
+
+def test_a_current_folder_that_is_removed_is_no_fault_of_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    pool = Decoders("pictures", 1, memory_for_pictures(LIMITS))
+
+    async def run() -> None:
+        await pool.warm()
+        gone.rmdir()
+        assert (await decoded(pool, encoded("PNG", (30, 20)))).size == (30, 20)
+        pool.close()
 
     asyncio.run(run())
 

@@ -53,6 +53,7 @@ def main(kind: str, memory_bytes: int, region: Region | None) -> None:
     preload()
     if kind == "videos":
         preload_video_reader()
+    os.chdir("/")  # Pillow asks for the current folder, and the server's may be removed while it runs
     pipe.send(outgoing, {"ready": True, "left": shut_doors(memory_bytes)})
     with contextlib.suppress(pipe.BrokenMessage):
         while True:
