@@ -99,11 +99,29 @@ def test_a_body_that_is_no_json_ends_no_connection(path: str, wrong: bytes) -> N
     assert answer.count(b"HTTP/1.1 400") == answer.count(b"HTTP/1.1 200") == 1
 
 
-def test_a_head_that_never_ends_is_dropped() -> None:
+def test_a_head_that_never_ends_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snugvl.server.connection.LINGER_S", 0.1)
     with live(FakeService(), ServerSettings(read_timeout_s=0.2)) as base:
-        for start in (b"", b"GET /version HTTP/1.1\r\nHost: lo"):
-            with connect(base, start) as link:
-                assert read_all(link) == b""
+        with connect(base) as link:
+            assert read_all(link) == b"", "it may only have been opened ahead, as browsers do"
+        with connect(base, b"POST /v1/messages HTTP/1.1\r\nHost: lo") as link:
+            first, _, body = read_all(link).partition(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert b"connection: close" in first
+        said = json.loads(body)
+        assert said["error"]["message"] == "the head of the request came too slowly: 36 bytes in 0.2 s"
+        assert said["type"] == "error", "in the form of the path's protocol"
+
+
+def test_a_slow_head_behind_a_request_that_is_answered_takes_no_answer_from_it() -> None:
+    """Its refusal would be read as the answer of the request before it."""
+    body = b'{"model": "pocket", "messages": [{"role": "user", "content": "x"}]}'
+    asked = head(len(body), "/v1/chat/completions") + body
+    service = FakeService(Script(wait_s=math.inf))
+    with live(service, ServerSettings(read_timeout_s=0.5)) as base, connect(base, asked) as link:
+        until(lambda: bool(service.requests))
+        link.sendall(b"GET /version HT")
+        assert read_all(link) == b""
 
 
 def test_a_connection_that_rests_between_requests_is_kept() -> None:

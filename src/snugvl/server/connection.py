@@ -200,7 +200,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         if self._slow is None:
-            self._slow = self.loop.call_later(self.settings.read_timeout_s, self.transport.close)
+            self._slow = self.loop.call_later(self.settings.read_timeout_s, self._end_slow_head)
+
+    def _end_slow_head(self) -> None:
+        """Close a connection whose head didn't come; where it has begun, and nothing is being answered, with
+        the reason."""
+        self._slow = None
+        if not self._head_bytes or (self._running is not None and not self._running.response_complete):
+            self.transport.close()
+            return
+        came = f"{self._head_bytes:,} bytes in {self.settings.read_timeout_s:g} s"
+        why = f"the head of the request came too slowly: {came}"
+        self._refuse("408 Request Timeout", why, "request_timeout")
 
     def _stop_waiting(self) -> None:
         if self._slow is not None:
