@@ -19,6 +19,7 @@ from typer import Argument, Option
 from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
 from snugvl.cli.terminal import INTERRUPTED, ended_like_ctrl_c, say, several, show, write
+from snugvl.core.folders import read_small
 from snugvl.core.formats import GROUPS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
@@ -202,13 +203,8 @@ def _only_texts(path: Path) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_TEXT_BYTES + 1)
-        text = raw.decode()
+        return read_small(path, MOST_TEXT_BYTES).decode()
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not text in UTF-8") from None
-    if len(raw) > MOST_TEXT_BYTES:
-        raise InputError(f"{path} has more than {format_size(MOST_TEXT_BYTES)}; give a part of it")
-    return text
