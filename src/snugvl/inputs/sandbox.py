@@ -57,7 +57,7 @@ class TooMuch(Exception):
 
 
 class _Budget:
-    """What one rendering may still take."""
+    """Bytes and seconds that one rendering may still take."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         given = _weight(variables)
