@@ -226,7 +226,7 @@ def meant(word: str, known: Sequence[str]) -> str | None:
     return near[0] if near else None
 
 
-class _Formatter(typer.Context.formatter_class):  # type: ignore[misc, valid-type]
+class _HelpFormatter(typer.Context.formatter_class):  # type: ignore[misc, valid-type]
     """Writes --help, on a narrow terminal, too: click's own lines have 50 columns at least."""
 
     width: int
@@ -246,7 +246,7 @@ class _Formatter(typer.Context.formatter_class):  # type: ignore[misc, valid-typ
 
 
 class _Context(typer.Context):
-    formatter_class = _Formatter
+    formatter_class = _HelpFormatter
 
 
 class _Read:

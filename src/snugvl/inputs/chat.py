@@ -129,7 +129,7 @@ class ChatTemplate:
         except sandbox.TooMuch as error:
             why = f"{self._where} asks for {error}: no template of a model needs that; use another checkpoint"
             raise CheckpointError(why) from None
-        except sandbox.Refused as error:
+        except sandbox.ConversationRefused as error:
             raise RequestError(f"the chat template refuses this: {error}", field="messages") from None
         except Exception as error:  # templates can fail in any way Python can
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -48,7 +48,7 @@ _PLAIN_FILTERS = {  # they neither read nor compare what is inside a list
 }  # fmt: skip
 
 
-class Refused(jinja2.TemplateError):
+class ConversationRefused(jinja2.TemplateError):
     """The template called `raise_exception`: the conversation is to blame, not the template."""
 
 
@@ -85,7 +85,7 @@ def rendered(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
 
     Raises:
         TooMuch: it asks for too much.
-        Refused: it calls `raise_exception`.
+        ConversationRefused: it calls `raise_exception`.
         Exception: it fails in any other way that Python can.
     """
     token = _BUDGET.set(_Budget(variables))
@@ -339,7 +339,7 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> None:
-    raise Refused(message)
+    raise ConversationRefused(message)
 
 
 def _strftime_now(layout: str) -> str:
