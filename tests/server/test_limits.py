@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -230,6 +231,27 @@ def test_a_client_that_leaves_frees_its_place(body: dict[str, object]) -> None:
         link.close()
         until(lambda: not service.running)
         until(lambda: b"snugvl_clients_left_total 1.0" in httpx.get(base + "/metrics").content)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wait_s", [0.0, 0.6])
+def test_a_client_that_sends_no_more_gets_its_answer(stream: bool, wait_s: float) -> None:
+    """As `nc -N` does, at once. What tells it from one that has left comes before the answer."""
+    messages = [{"role": "user", "content": "x"}]
+    body = json.dumps({"model": "pocket", "messages": messages, "stream": stream}).encode()
+    asked = head(len(body), "/v1/chat/completions") + body
+    with live(FakeService(Script(wait_s=wait_s))) as base, connect(base, asked) as link:
+        link.shutdown(socket.SHUT_WR)
+        answer = read_all(link)
+    before, _, rest = answer.partition(b"HTTP/1.1 200 OK\r\n")
+    assert before.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"") == b""
+    assert b" there" in rest
+
+
+def test_a_client_that_sends_no_more_and_has_sent_half_gets_nothing() -> None:
+    with live(FakeService()) as base, connect(base, head(100, "/v1/chat/completions") + b"{") as link:
+        link.shutdown(socket.SHUT_WR)
+        assert read_all(link) == b""
 
 
 def test_a_client_that_leaves_while_its_request_is_taken_in() -> None:
