@@ -1,5 +1,6 @@
 """GGUF files for tests, made by llama.cpp's own writer; weights are holes."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,34 @@ TOWER = {"v.patch_embd.weight": (16, 3, 16, 16), "mm.0.weight": (64, 64)}
 KINDS = gguf.GGMLQuantizationType
 
 
-def model(path: Path, *, tensors: dict[str, tuple[int, ...]] | None = None, **more: Any) -> Path:
-    """A decoder of one layer. `more`: metadata below the architecture, with _ for the first dot."""
-    writer = gguf.GGUFWriter(None, "llama")
+def model(
+    path: Path,
+    *,
+    tensors: dict[str, tuple[int, ...]] | None = None,
+    architecture: str = "llama",
+    **more: Any,
+) -> Path:
+    """A decoder of `block_count` layers, or one. `more`: metadata of the architecture, with __ for a dot."""
+    writer = gguf.GGUFWriter(None, architecture)
     values = {
         "block_count": 1, "context_length": 4096, "embedding_length": 32, "feed_forward_length": 64,
         "attention.head_count": 2, "attention.head_count_kv": 1,
     }  # fmt: skip
     for key, value in (values | {name.replace("__", "."): value for name, value in more.items()}).items():
-        name = key if key.startswith("split.") else f"llama.{key}"
+        name = key if key.startswith("split.") else f"{architecture}.{key}"
         if isinstance(value, list):
             writer.add_array(name, value)
         else:
             writer.add_uint32(name, value)
     writer.add_file_type(7)
     writer.add_token_list([f"<{number}>" for number in range(64)])
-    return written(writer, path, TEXT if tensors is None else tensors)
+    layers = range(more.get("block_count", 1))
+    return written(writer, path, of_layers(layers) if tensors is None else tensors)
+
+
+def of_layers(layers: Iterable[int]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a decoder with these layers."""
+    return {name.replace("blk.0", f"blk.{layer}"): shape for layer in layers for name, shape in TEXT.items()}
 
 
 def tower(path: Path, width: int = 32, projector: str = "qwen3vl_merger") -> Path:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from snugvl.checkpoint.gguf import TYPES, Items, parse_gguf, read_gguf
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import CheckpointError, SnugvlError, UnsupportedModel
-from tests.checkpoint.gguf_samples import model, tower
+from tests.checkpoint.gguf_samples import model, of_layers, tower
 from tests.draws import draws
 
 
@@ -175,6 +175,34 @@ def test_an_unknown_projector_is_named(tmp_path: Path) -> None:
 def test_a_tower_alone_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="a vision tower alone"):
         facts_of(str(tower(tmp_path / "mmproj.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (("blk.1.attn_q.weight",), "blk.1.attn_q.weight"),
+        (("blk.0.attn_norm.weight", "blk.0.attn_q.weight"), "blk.0.attn_norm.weight"),
+    ],
+)
+def test_a_layer_that_lacks_tensors_is_refused(tmp_path: Path, lost: tuple[str, ...], said: str) -> None:
+    """By the plan already, which every start begins with; biases may be left out."""
+    whole = of_layers((0, 1)) | {"blk.1.attn_q.bias": (32,)}
+    path = model(tmp_path / "m.gguf", block_count=2, tensors=whole)
+    assert facts_of(str(path)).text.num_layers == 2
+    kept = {name: shape for name, shape in whole.items() if name not in lost}
+    path = model(tmp_path / "lacks.gguf", block_count=2, tensors=kept)
+    with pytest.raises(CheckpointError, match=f"lacks.gguf lacks tensor '{said}', which other layers have"):
+        facts_of(str(path))
+
+
+def test_an_architecture_that_llamacpp_lacks_is_refused(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf", architecture="qwen999")
+    with pytest.raises(
+        CheckpointError, match=r"is a qwen999, an architecture that llama.cpp lacks .*upgrade gguf"
+    ):
+        facts_of(str(path))
+    known = model(tmp_path / "k.gguf", architecture="olmo2")
+    assert facts_of(str(known)).architecture == "olmo2"
 
 
 def test_windows_of_layers(tmp_path: Path) -> None:

@@ -17,9 +17,13 @@ from typer.main import get_command
 
 from snugvl import errors, load
 from snugvl.bench import result
+from snugvl.checkpoint.section import read_json
+from snugvl.cli import quantize
 from snugvl.cli.app import app, run
 from snugvl.cli.chat import _turns
 from snugvl.core.folders import leave_removed_folder
+from snugvl.hardware import calibration
+from snugvl.hardware.machine import replay
 from snugvl.planner.report import document
 from snugvl.server.settings import checked, read_keys
 from tests.cli.conftest import NOTE
@@ -402,11 +406,17 @@ def test_a_number_with_a_suffix_is_told_how_it_is_written(
     assert f"'{context}' is not a whole number in digits alone, such as 8192" in capsys.readouterr().err
 
 
+def noted(path: Path) -> None:
+    """Measurements that can't be read are left out, with a note."""
+    raise errors.InputError(calibration.load(path).note)
+
+
 @pytest.mark.parametrize(
     "read",
-    [read_keys, document.read, result.load, _turns],
-    ids=["keys", "plan", "benchmark", "conversation"],
+    [read_keys, document.read, result.load, _turns, read_json, replay, quantize._text, noted],
+    ids=["keys", "plan", "benchmark", "conversation", "config", "machine", "data", "measurements"],
 )
 def test_a_file_without_end_is_not_read_for_ever(read: Callable[[Path], object]) -> None:
-    with pytest.raises((errors.InputError, OSError), match=r"it has more than [\d,]+ bytes"):
+    kinds = (errors.InputError, errors.CheckpointError, OSError)
+    with pytest.raises(kinds, match=r"it has more than [\d,]+ bytes"):
         read(Path("/dev/zero"))

@@ -19,8 +19,10 @@ from rich.console import Console
 
 from snugvl.bench.report import print_to_terminal, report
 from snugvl.cli import chat as chat_module
-from snugvl.cli import top
+from snugvl.cli import compare, quantize, top
 from snugvl.core.wrapping import NARROWEST, Wrap, wrapped
+from snugvl.fidelity.results import Figures
+from snugvl.quantize.setup import WrittenCheckpoint
 from tests.bench import results
 from tests.cli.test_top import MEMORY, view_of
 from tests.command import Ran
@@ -162,9 +164,11 @@ def test_top(width: int) -> None:
     assert words(texts[0]) == words(texts[1])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("command", ["", "serve", "caption", "plan", "bench", "config"])
-@pytest.mark.sample("-60", "-80", "-120", "serve-60", "caption-60", "plan-80", "bench-60", "config-120")
+@pytest.mark.parametrize("width", [NARROWEST, *WIDTHS])
+@pytest.mark.parametrize("command", ["", "serve", "caption", "plan", "bench", "config", "config set"])
+@pytest.mark.sample(
+    "-60", "-80", "-120", "serve-60", "caption-60", "plan-80", "bench-60", "config-120", "-40", "serve-40"
+)
 def test_help(width: int, command: str, monkeypatch: pytest.MonkeyPatch, snugvl: Run) -> None:
     texts = []
     for columns in (width, 100):
@@ -175,6 +179,33 @@ def test_help(width: int, command: str, monkeypatch: pytest.MonkeyPatch, snugvl:
     assert not re.search(r"[a-z]\.\.\.$", texts[0], re.MULTILINE)
     assert sorted(words(texts[0])) == sorted(words(texts[1]))
     assert not re.search(r"<=|>=|<int|<float|<str", texts[0])
+
+
+def test_the_last_lines_of_quantize(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(NARROWEST))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    made = WrittenCheckpoint(4.25, 196, 3, {f"layer {i}": 4 for i in range(196)}, 2 << 30, 60.0)
+    quantize._show(Path("a folder/qwen3-vl-2b-instruct"), made)
+    text = capsys.readouterr().out
+    assert fits(text, NARROWEST), text
+    assert text.endswith("serve it with:\n  snugvl serve \\\n    'a folder/qwen3-vl-2b-instruct'\n")
+
+
+def test_the_table_of_compare() -> None:
+    row = Figures("fp32, fp8 KV cache", 4, 0, 80, 0.00123, 0.00012, 0.981, 3, 0, 0.75)
+    rows = [row, replace(row, variant="int4", iou=None)]
+    lines = compare._table(rows, NARROWEST)
+    assert lines[:6] == [
+        "fp32, fp8 KV cache",
+        "  KL, nats a token: 0.00123 ± 0.00012",
+        "  likeliest token: 98.10%",
+        "  same answers: 3 of 4",
+        "  boxes' IoU: 0.750",
+        "int4",
+    ]
+    assert len(compare._table(rows, 200)) == len(compare._table(rows, None)) == 3
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

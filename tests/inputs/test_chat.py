@@ -9,6 +9,7 @@ from PIL import Image
 
 from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, Video, user
 from snugvl.errors import CheckpointError, RequestError
+from snugvl.inputs import sandbox
 from snugvl.inputs.chat import ChatTemplate
 from snugvl.inputs.tools.in_text import tool_json
 
@@ -283,7 +284,7 @@ def test_a_template_that_is_none(broken: Path) -> None:
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "it is nested too deeply"),
         ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "it is nested too deeply"),
         ("{{ " + "+".join("1" * 3000) + " }}", "it is nested too deeply"),
-        ("a" * 1_000_001, "has 1,000,001 characters, at most 1,000,000 are read"),
+        ("a" * 200_001, "has 200,001 characters, at most 200,000 are read"),
     ],
     ids=["parentheses", "ifs", "a sum", "long"],
 )
@@ -321,6 +322,95 @@ def test_the_sandbox_holds(source: str) -> None:
         ChatTemplate(source).render([user("x")])
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 4
+
+
+GROWING = "{% set n = namespace(x='ab', l=[1], n=3) %}{% for i in range(60) %}"
+BIG = "{% set b = 'x' * 1000000 %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ '%0999999999d' % 1 }}", "a value of 4,000,000,057 bytes, at most 16,79"),
+        ("{{ '%*d' % (10**9, 1) }}", "a value of 1,000,000,052 bytes"),
+        ("{{ '%0999999999d' | format(1) }}", "bytes"),
+        ("{{ '{:{}}'.format(1, 10**9) }}", "bytes"),
+        ("{{ ('%s' * 100000) % ((messages,) * 100000) }}", "bytes"),
+        (BIG + "{{ ('{0}' * 100000).format(b) }}", "values of more than 268,.* bytes in all"),
+        ("{{ 'x' * 10**10 }}", "a value of 40,000,000,000 bytes"),
+        ("{{ 10**9 * [1] }}", "bytes"),
+        ("{{ 'x' | center(10**9) }}", "bytes"),
+        ("{{ 'x'.ljust(10**9) }}", "bytes"),
+        ("{{ ('\n' * 1000000) | indent(10**6, true, true) }}", "bytes"),
+        ("{{ [1] | batch(10**9, 'x') | list }}", "bytes"),
+        ("{{ 42 | round(10**9) }}", "bytes"),
+        ("{{ [[1]] | tojson(indent=10**9) }}", "bytes"),
+        (BIG + "{{ b.replace('x', b) }}", "bytes"),
+        (BIG + "{{ b | replace('', b) }}", "bytes"),
+        (BIG + "{{ b.join(range(100000) | map('string')) }}", "bytes"),
+        (BIG + "{{ range(100000) | map('default', b, true) | join(b) }}", "bytes"),
+        (BIG + "{{ ([b] * 100000) == ([b ~ ''] * 100000) }}", "bytes"),
+        ("{{ 10 ** 10 ** 4 }}{{ 2 ** (10 ** 8) }}", "a whole number of 200,000,000 bits, at most 10,000"),
+        (GROWING + "{% set n.n = n.n * n.n %}{% endfor %}", "bits"),
+        (GROWING + "{% set n.x = n.x ~ n.x %}{% endfor %}", "bytes"),
+        (GROWING + "{% set n.x = n.x + n.x %}{% endfor %}", "bytes"),
+        (GROWING + "{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}{% endfor %}", "bytes"),
+        (GROWING + "{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}", "bytes"),
+        (GROWING + "{% set n.l = dict(a=n.l, b=n.l) %}{% endfor %}{{ n.l }}", "bytes"),
+        ("{% macro m(n) %}{{ m(n, varargs, varargs) }}{% endmacro %}{{ m(1, 1, 1) }}", "bytes"),
+        (BIG + "".join("{% set a" + str(i) + " = b[1:] %}" for i in range(300)), "in all"),
+        ("{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}", "in all"),
+        (f"{{% for i in '{'x' * 9000}' %}}" * 3 + "{% endfor %}" * 3, "in all"),
+        ("{% for i in [1] recursive %}{{ loop(range(9999)) if loop.depth < 4 }}{% endfor %}", "in all"),
+    ],
+)
+def test_what_a_template_may_take_is_bounded(source: str, said: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^the chat template .*{said}"):
+        ChatTemplate(source).render([user("x")])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ lipsum(n=10**9) }}",
+        "{{ '\t'.expandtabs(10**9) }}",
+        "{{ (1).to_bytes(10**9, 'big') }}",
+        "{{ '{a:999999999}'.format_map({'a': 1}) }}",
+        "{% autoescape true %}{{ ('<!--' | e).striptags() }}{% endautoescape %}",
+    ],
+)
+def test_what_no_template_needs_is_not_there(source: str) -> None:
+    with pytest.raises(CheckpointError, match=r"fails on this conversation: (Undefined|Security)Error"):
+        ChatTemplate(source).render([user("x")])
+
+
+def test_the_processor_time_of_a_template_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MOST_SECONDS", 0.0)
+    with pytest.raises(CheckpointError, match=r"asks for more than 0 s of processor time: .*; use another"):
+        ChatTemplate("{% for i in range(100) %}x{% endfor %}").render([user("x")])
+
+
+def test_a_long_conversation_is_no_attack() -> None:
+    """A template may take more where it is given more: here each message is added to those before."""
+    adds = (
+        "{% set n = namespace(x='') %}{% for m in messages[0:] %}{% set n.x = n.x + m.content %}{% endfor %}"
+    )
+    conversation = [user("word " * 1000)] * 500
+    assert ChatTemplate(adds + "{{ n.x.strip() | tojson | length }}").render(conversation) == "2500001"
+
+
+def test_formats_and_joins_are_as_ever() -> None:
+    source = (
+        "{{ '%s is %-5d|' % ('a', 3) }}{{ '{0:>4}{n[0]!r}'.format(1, n=['b']) }}{{ '%(k)s' | format(k=2) }}"
+        "{{ ['a', 'b'] | join(', ') }}{{ '-'.join(['c', 'd']) }}{{ '=' * 3 }}{{ 2 ** 3 * 1.5 }}"
+        "{{ 'x'.center(3) }}{{ ' a b'.split() }}{{ 'aXb'.replace('X', '--') }}{{ [1, 2] + [3] }}"
+        "{{ (1, 2)[1:] }}{{ {'a': 1} == {'a': 1} }}{{ 3 in [1, 2] + [3] }}{{ [3, 1] | sort | first }}"
+        "{% for k, v in {'a': 1}.items() %}{{ loop.length }}{{ loop.last }}{{ k ~ v }}{% endfor %}"
+        "{% for i in [1, [2]] recursive %}{{ i if i is number else loop(i) }}{% endfor %}"
+    )
+    assert ChatTemplate(source).render([user("x")]) == (
+        "a is 3    |   1'b'2a, bc-d===12.0 x ['a', 'b']a--b[1, 2, 3](2,)TrueTrue11Truea112"
+    )
 
 
 def test_strftime_now() -> None:

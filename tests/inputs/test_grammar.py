@@ -20,6 +20,7 @@ from snugvl.inputs import grammar
 from snugvl.inputs.constraints import grammar_text
 from snugvl.inputs.grammar import KEPT, SLICES, GrammarCompiler, _State
 from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tools.enforceable import referred
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted
 from tests.inputs.conftest import PLAIN_ADDED, small_tokenizer
@@ -708,6 +709,14 @@ def test_what_is_wrong_with_a_schema_is_said_in_our_words(
     with pytest.raises(RequestError, match=re.escape(said)) as raised:
         compiler.compile(Grammar("json_schema", schema))
     assert not re.search("regex|Some\\(|f64|Unsatisfiable", str(raised.value))
+
+
+def test_a_place_in_a_schema_is_a_json_pointer(compiler: GrammarCompiler) -> None:
+    """Names that have its own signs in them are written so that it leads there."""
+    schema = {"type": "object", "properties": {"km/h ~1": {"type": "integer", "minimum": 10**19}}}
+    with pytest.raises(RequestError, match=re.escape("(at #/properties/km~1h ~01/minimum: ")):
+        compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    assert referred("#/properties/km~1h ~01/minimum", schema) == 10**19
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -99,11 +100,29 @@ def test_a_body_that_is_no_json_ends_no_connection(path: str, wrong: bytes) -> N
     assert answer.count(b"HTTP/1.1 400") == answer.count(b"HTTP/1.1 200") == 1
 
 
-def test_a_head_that_never_ends_is_dropped() -> None:
+def test_a_head_that_never_ends_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snugvl.server.connection.LINGER_S", 0.1)
     with live(FakeService(), ServerSettings(read_timeout_s=0.2)) as base:
-        for start in (b"", b"GET /version HTTP/1.1\r\nHost: lo"):
-            with connect(base, start) as link:
-                assert read_all(link) == b""
+        with connect(base) as link:
+            assert read_all(link) == b"", "it may only have been opened ahead, as browsers do"
+        with connect(base, b"POST /v1/messages HTTP/1.1\r\nHost: lo") as link:
+            first, _, body = read_all(link).partition(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert b"connection: close" in first
+        said = json.loads(body)
+        assert said["error"]["message"] == "the head of the request came too slowly: 36 bytes in 0.2 s"
+        assert said["type"] == "error", "in the form of the path's protocol"
+
+
+def test_a_slow_head_behind_a_request_that_is_answered_takes_no_answer_from_it() -> None:
+    """Its refusal would be read as the answer of the request before it."""
+    body = b'{"model": "pocket", "messages": [{"role": "user", "content": "x"}]}'
+    asked = head(len(body), "/v1/chat/completions") + body
+    service = FakeService(Script(wait_s=math.inf))
+    with live(service, ServerSettings(read_timeout_s=0.5)) as base, connect(base, asked) as link:
+        until(lambda: bool(service.requests))
+        link.sendall(b"GET /version HT")
+        assert read_all(link) == b""
 
 
 def test_a_connection_that_rests_between_requests_is_kept() -> None:
@@ -212,6 +231,27 @@ def test_a_client_that_leaves_frees_its_place(body: dict[str, object]) -> None:
         link.close()
         until(lambda: not service.running)
         until(lambda: b"snugvl_clients_left_total 1.0" in httpx.get(base + "/metrics").content)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wait_s", [0.0, 0.6])
+def test_a_client_that_sends_no_more_gets_its_answer(stream: bool, wait_s: float) -> None:
+    """As `nc -N` does, at once. What tells it from one that has left comes before the answer."""
+    messages = [{"role": "user", "content": "x"}]
+    body = json.dumps({"model": "pocket", "messages": messages, "stream": stream}).encode()
+    asked = head(len(body), "/v1/chat/completions") + body
+    with live(FakeService(Script(wait_s=wait_s))) as base, connect(base, asked) as link:
+        link.shutdown(socket.SHUT_WR)
+        answer = read_all(link)
+    before, _, rest = answer.partition(b"HTTP/1.1 200 OK\r\n")
+    assert before.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"") == b""
+    assert b" there" in rest
+
+
+def test_a_client_that_sends_no_more_and_has_sent_half_gets_nothing() -> None:
+    with live(FakeService()) as base, connect(base, head(100, "/v1/chat/completions") + b"{") as link:
+        link.shutdown(socket.SHUT_WR)
+        assert read_all(link) == b""
 
 
 def test_a_client_that_leaves_while_its_request_is_taken_in() -> None:

@@ -8,6 +8,7 @@ server of another program, over HTTP, `child/service.py`. What both start as a p
 """
 
 import asyncio
+import errno
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -24,6 +25,7 @@ GIVEN_UP_S = 60.0  # after which asking a server again that has failed for good
 DRAIN_POLL_S = 0.05
 CANCEL_S = 1.0  # until a cancellation that had no effect is repeated
 SHUT_DOWN = "the server has shut down"
+PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # a next start may have what it needs
 
 logger = logging.getLogger("snugvl.engine")
 
@@ -325,6 +327,8 @@ class Supervised(ABC, Generic[L]):
             life = self._life = await self._begin()
         except OSError as error:
             ending = Ending(f"{self._called} can't be started: {error}")
+            if not self._lives.count and error.errno not in PASSING:
+                raise EngineError(ending.reason) from None
         else:
             ending = await self._live(life)
         return None if self._lives.over else self._pause_s(ending)

@@ -10,8 +10,9 @@ published tokenizers. A vocabulary of SentencePiece's has scores instead of merg
 the rules: llama.cpp, `src/llama-vocab.cpp` (MIT), which repeats each model's own tokenizer.json.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from math import prod
 from typing import Any, Final
@@ -27,7 +28,7 @@ from snugvl.checkpoint.facts import (
     TextFacts,
     VisionFacts,
 )
-from snugvl.checkpoint.families import PROJECTORS, family_of_gguf, traits_of
+from snugvl.checkpoint.families import GGUF, OF_GGUF, PROJECTORS, family_of_gguf, traits_of
 from snugvl.checkpoint.families.decoder import GatedDelta
 from snugvl.checkpoint.gguf_network import (
     ARCHITECTURE,
@@ -79,13 +80,18 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
     """The facts of a GGUF, with its mmproj's where there is one (`Material.images`).
 
     Raises:
-        CheckpointError: a key is missing or nonsense.
+        CheckpointError: a key is missing or nonsense, a layer lacks a tensor, or llama.cpp the architecture.
         UnsupportedModel: an architecture whose memory isn't known.
     """
     values = material.config
     architecture = Section(values, material.where).get(ARCHITECTURE, str)
     if architecture == MMPROJ:
         raise UnsupportedModel(f"{material.where} is a vision tower alone (mmproj); name the model beside it")
+    if not ({architecture} & (GGUF.keys() | OF_GGUF.keys()) or _known_to_llamacpp(architecture)):
+        raise CheckpointError(
+            f"{material.where} is a {plain(architecture)}, an architecture that llama.cpp lacks as far as "
+            "the package gguf knows; take another GGUF, or, for a newer llama.cpp, pip install --upgrade gguf"
+        )
     section = Section(below(values, architecture), f"{material.where}: {plain(architecture)}")
     tensors = tuple(
         TensorFact(stored, _role(stored, shape), dtype, shape, nbytes, not stored.startswith("mtp."))
@@ -94,6 +100,8 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
     names = {tensor.name for tensor in tensors}
     if "token_embd.weight" not in names:
         raise CheckpointError(f"{material.where} has no token_embd.weight; a part of it is missing")
+    if architecture in GGUF:  # of others it isn't known that their layers are alike
+        _check_layers(names, layers_of(section), material.where)
     vision = None if material.images is None else _vision(material.images, material.where)
     ours, why = _ours(material)
     kept = () if ours is None else tuple(_kept(ours, layer) for layer in range(ours.num_layers))
@@ -126,6 +134,38 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
         ),
         predictor=next(each for each in reversed(kept) if not each.recurrent) if predicts else None,
     )
+
+
+def _known_to_llamacpp(architecture: str) -> bool:
+    from gguf import MODEL_ARCH_NAMES  # a quarter of a second, which the families' own are spared
+
+    return architecture in MODEL_ARCH_NAMES.values()
+
+
+def _check_layers(names: Iterable[str], layers: int, where: str) -> None:
+    """Refuse a file in which a layer lacks a weight that others of its kind have. Biases may be left out.
+
+    Raises:
+        CheckpointError: with the tensor's name.
+    """
+    found = {f"blk.{layer}.": set[str]() for layer in range(layers)}
+    for match in (re.fullmatch(r"(blk\.\d+\.)(.+\.weight)", name) for name in names):
+        if match and match[1] in found:
+            found[match[1]].add(match[2])
+    kinds = defaultdict[tuple[bool, ...], set[str]](set)
+    for parts in found.values():
+        kinds[_kind(parts)] |= parts
+    for layer, parts in found.items():
+        if lacking := sorted((kinds[_kind(parts)] if parts else set[str]().union(*kinds.values())) - parts):
+            raise CheckpointError(
+                f"{where} lacks tensor '{layer}{lacking[0]}', which other layers have; the file is "
+                "incomplete or foreign, download it again"
+            )
+
+
+def _kind(parts: Set[str]) -> tuple[bool, ...]:
+    """Whether a layer is recurrent, and whether it has experts."""
+    return tuple(any(sign in part for part in parts) for sign in ("ssm_", "_exps"))
 
 
 def _ours(material: Material) -> tuple[TextConfig | None, str]:

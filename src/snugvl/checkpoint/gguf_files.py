@@ -21,7 +21,7 @@ from snugvl.checkpoint.gguf_facts import FILE, UNLIKE
 from snugvl.checkpoint.listing import SUFFIX, first_of, is_first, is_repo, parts_of, projectors_of, quant_of
 from snugvl.checkpoint.section import MAX_JSON_BYTES
 from snugvl.checkpoint.store import REPO_PREFIX, repo_folder, repo_of
-from snugvl.core.folders import expanded, hub_cache
+from snugvl.core.folders import expanded, hub_cache, read_small
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
 ANY: Final = "*.[gG][gG][uU][fF]"  # pattern of files
@@ -223,8 +223,7 @@ def _of_ollama(name: str) -> GgufFiles:
 
 def _digests(manifest: Path) -> dict[str, str]:
     try:
-        with manifest.open("rb") as file:
-            layers = json.loads(file.read(MAX_JSON_BYTES))["layers"]
+        layers = json.loads(read_small(manifest, MAX_JSON_BYTES))["layers"]
         found = {str(layer["mediaType"]): str(layer["digest"]) for layer in layers}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         found = {}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from snugvl.core.folders import read_small
 from snugvl.errors import CheckpointError
 
 MAX_COUNT = 2**40  # what products of a few of them still show in a line; no model has so many of anything
@@ -132,11 +133,7 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, unreadable, not JSON or not an object.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_JSON_BYTES + 1)
-        if len(raw) > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES:,} bytes; no such file needs them")
-        value = json.loads(raw.decode())
+        value = json.loads(read_small(path, MAX_JSON_BYTES).decode())
     except FileNotFoundError:
         raise CheckpointError(_absent(path.parent, path.name)) from None
     except OSError as error:

@@ -18,9 +18,11 @@ from typer import Argument, Option
 from snugvl.cli import options, records, session, sources
 from snugvl.cli.options import ModelChoice, OutputChoice
 from snugvl.cli.terminal import INTERRUPTED, SOME_FAILED, ended_like_ctrl_c, printable, say, several, write
+from snugvl.cli.terminal import show as show_lines
 from snugvl.core.formats import WeightsName
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size, megapixels
+from snugvl.core.wrapping import columns
 from snugvl.errors import InputError, SnugvlError
 
 if TYPE_CHECKING:
@@ -332,7 +334,8 @@ def show(comparison: Comparison, outcomes: Sequence[QuestionOutcome], result: Ou
         for rival in comparison.rivals
     ]
     if not (result.json or result.path):
-        write("\n".join([*_table(rows), "", *_differences(outcomes, result)]).rstrip() + "\n")
+        width = columns(sys.stdout)
+        show_lines("\n".join([*_table(rows, width), "", *_differences(outcomes, result)]).rstrip(), 4)
         return
     found: list[dict[str, Any]] = [each.record(model) for each in outcomes]
     found += [row.record(model) for row in rows]
@@ -356,8 +359,8 @@ def show(comparison: Comparison, outcomes: Sequence[QuestionOutcome], result: Ou
         write("".join(map(records.encode, found)))
 
 
-def _table(rows: Sequence[Figures]) -> list[str]:
-    """The table, a line for each variant."""
+def _table(rows: Sequence[Figures], width: int | None) -> list[str]:
+    """The table, a line for each variant; on a terminal narrower than that, a line for each figure."""
     boxes = any(row.iou is not None for row in rows)
     heads = ["", "KL, nats a token", "likeliest token", "same answers", *(["boxes' IoU"] if boxes else [])]
     cells = [heads]
@@ -369,6 +372,9 @@ def _table(rows: Sequence[Figures]) -> list[str]:
         line = [row.variant, f"{row.kl:.5f}{spread}", f"{row.likeliest:.2%}", f"{row.same}{known}"]
         cells.append([*line, *(["–" if row.iou is None else f"{row.iou:.3f}"] if boxes else [])])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if width is not None and width < sum(widths) + 2 * len(widths[1:]):
+        heads = [f"  {head}: " for head in heads[1:]]
+        return [line for name, *rest in cells[1:] for line in (name, *map(str.__add__, heads, rest))]
     return ["  ".join([name.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for name, *rest in cells]
 
 

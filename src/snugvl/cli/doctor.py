@@ -14,6 +14,7 @@ from typer import Argument, Option
 from snugvl.cli import options
 from snugvl.cli.options import DEFAULT_MODEL, MachineChoice, machine_from
 from snugvl.cli.terminal import printable, say, write, write_json
+from snugvl.cli.terminal import show as show_lines
 from snugvl.core.folders import write_named
 from snugvl.core.sizes import format_size
 from snugvl.core.wrapping import columns, styled, wrapped, wrapped_command
@@ -103,7 +104,7 @@ def doctor(
     else:
         show(found, advice)
         for sentence in _told(_checks_on(found) if machine.here else ()):
-            write(sentence + "\n")
+            show_lines(sentence, 2)
 
 
 def _measured(machine: Machine) -> Machine:
@@ -129,9 +130,9 @@ def _check(model: str, *, json: bool) -> None:
     if json:
         write_json({"schema": SCHEMA, "check": asdict(found)})
     else:
-        write("".join(printable(row) + "\n" for row in (*checked_rows(found), "", *told(found.withdrawn))))
+        show_lines(printable("\n".join((*checked_rows(found), "", *told(found.withdrawn)))), 2)
         whole = "" if found.whole else "; not all: snugvl doctor --check goes on"
-        write(f"{len(found.verdicts)} kernels checked in {found.seconds:.0f} s{whole}\n")
+        show_lines(f"{len(found.verdicts)} kernels checked in {found.seconds:.0f} s{whole}", 2)
     if found.withdrawn:
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from snugvl.cli.options import DownloadedModel, Quiet, known_models
-from snugvl.cli.terminal import printable, say, write, write_json
+from snugvl.cli.terminal import printable, say, show, write, write_json
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, InputError, SnugvlError
 
@@ -154,11 +154,11 @@ def list_models(
     widths = [max(len(line[index]) for line in (titles, *cells)) for index in range(3)]
     for line, row in zip((titles, *cells), (None, *rows), strict=True):
         text = "  ".join(cell.ljust(width) for cell, width in zip(line, (*widths, 0), strict=True)).rstrip()
-        write(printable(text) + "\n")
+        show(printable(text), 4)
         if row is not None:
-            write(printable(f"    {row['folder']}") + "\n")
+            show(printable(f"    {row['folder']}"), 4)
             if row["why"]:
-                write(printable(f"    {row['why']}") + "\n")
+                show(printable(f"    {row['why']}"), 4)
 
 
 def _gguf(name: str) -> Cached:

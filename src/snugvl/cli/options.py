@@ -25,6 +25,7 @@ from snugvl.core.network import http_address
 from snugvl.core.options import ROWS, LoadOptions, OptionRow, flag
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.sizes import format_size, parse_size
+from snugvl.core.wrapping import NARROWEST, wrapped
 from snugvl.errors import InputError, RequestError
 from snugvl.planner.engines import rules_of
 
@@ -225,9 +226,33 @@ def meant(word: str, known: Sequence[str]) -> str | None:
     return near[0] if near else None
 
 
+class _HelpFormatter(typer.Context.formatter_class):  # type: ignore[misc, valid-type]
+    """Writes --help, on a narrow terminal, too: click's own lines have 50 columns at least."""
+
+    width: int
+
+    def __init__(
+        self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None
+    ) -> None:
+        import shutil  # which takes its time, and a start without --help needs it not
+
+        super().__init__(indent_increment, width, max_width)
+        self.width = min(self.width, max(shutil.get_terminal_size().columns, NARROWEST) - 2)
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        if self.width < 50:  # no room for two columns: what a name means stands below it
+            rows, col_max = [(wrapped(name, self.width - 2, 6), text) for name, text in rows], 8
+        super().write_dl(rows, col_max, col_spacing)
+
+
+class _Context(typer.Context):
+    formatter_class = _HelpFormatter
+
+
 class _Read:
     """Common help of commands and groups: whole summaries, and ranges of numbers in words."""
 
+    context_class: Any = _Context
     help: str | None
     params: list[Any]
 

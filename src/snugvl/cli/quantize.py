@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -17,10 +18,12 @@ from typer import Argument, Option
 
 from snugvl.cli import options, session, sources
 from snugvl.cli.options import ModelChoice
-from snugvl.cli.terminal import INTERRUPTED, ended_like_ctrl_c, say, several, write
+from snugvl.cli.terminal import INTERRUPTED, ended_like_ctrl_c, say, several, show, write
+from snugvl.core.folders import read_small
 from snugvl.core.formats import GROUPS, FewBits
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import format_size
+from snugvl.core.wrapping import cells, columns, wrapped_command
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
@@ -123,7 +126,7 @@ def _quantize(
     if json:
         write(json_format.dumps({"model": load.model, "out": str(out)} | asdict(made)) + "\n")
     else:
-        write("\n".join(_lines(out, made)) + "\n")
+        _show(out, made)
 
 
 def _plan_lines(job: QuantizeJob | CopyJob) -> list[str]:
@@ -134,16 +137,20 @@ def _plan_lines(job: QuantizeJob | CopyJob) -> list[str]:
     ]
 
 
-def _lines(out: Path, made: WrittenCheckpoint) -> list[str]:
+def _show(out: Path, made: WrittenCheckpoint) -> None:
     wide = f"; {made.wide} stay as they are, as their sides don't divide" if made.wide else ""
     counts = Counter(made.widths.values())
     found = ", ".join(f"{counts[bits]} in {bits} bits" for bits in sorted(counts))
-    return [
-        f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory and in its files",
-        f"{made.matrices} matrices: {found}{wide}",
-        f"check it later with: cd {shlex.quote(str(out))} && sha256sum --check --quiet SHA256SUMS",
-        f"serve it with: snugvl serve {shlex.quote(str(out))}",
-    ]
+    folder, width = shlex.quote(str(out)), columns(sys.stdout)
+    show(f"{out}: {format_size(made.nbytes)}, {made.bits:.2f} bits a weight in memory and in its files", 2)
+    show(f"{made.matrices} matrices: {found}{wide}", 2)
+    for label, command in (
+        ("check it later with", f"cd {folder} && sha256sum --check --quiet SHA256SUMS"),
+        ("serve it with", f"snugvl serve {folder}"),
+    ):
+        whole = f"{label}: {command}"
+        fits = width is None or cells(whole) <= width
+        write(f"{whole}\n" if fits else f"{label}:\n{wrapped_command(command, width, 2)}\n")
 
 
 def _given(choice: ModelChoice, names: Sequence[str]) -> Given:
@@ -179,13 +186,8 @@ def _only_texts(path: Path) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_TEXT_BYTES + 1)
-        text = raw.decode()
+        return read_small(path, MOST_TEXT_BYTES).decode()
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not text in UTF-8") from None
-    if len(raw) > MOST_TEXT_BYTES:
-        raise InputError(f"{path} has more than {format_size(MOST_TEXT_BYTES)}; give a part of it")
-    return text

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from typer import Option
 
 from snugvl.cli import options
-from snugvl.cli.terminal import printable, say, write, write_json
+from snugvl.cli.terminal import printable, say, show, write_json
 from snugvl.core.folders import cache_folder, json_object, read_small, write_whole
 from snugvl.core.sizes import format_size
 from snugvl.errors import EngineUnavailable, SnugvlError, Unauthorized
@@ -221,7 +221,7 @@ def ps(
             f"  model   {', '.join(row['names'])}",
             f"  memory  {held}",
         ]
-        write(printable("\n".join(lines)) + "\n")
+        show(printable("\n".join(lines)), 10)
 
 
 def _row(server: LocalServer, api_key: str | None) -> dict[str, Any]:

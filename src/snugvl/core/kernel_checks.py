@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from snugvl.core.folders import cache_folder, write_whole
+from snugvl.core.folders import cache_folder, read_small, write_whole
 
 T = TypeVar("T")
 SCHEMA: Final = 1
@@ -109,8 +109,7 @@ def checks_file(environ: Mapping[str, str] = os.environ) -> Path:
 def load(path: Path) -> tuple[KernelCheck, ...]:
     """Checks that `path` holds, the oldest first; none where it can't be read."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        with path.open("rb") as file:
-            value = json.loads(file.read(MAX_FILE_BYTES))
+        value = json.loads(read_small(path, MAX_FILE_BYTES))
         if value["schema"] == SCHEMA:
             return tuple(_check(each) for each in value["checks"])
     return ()

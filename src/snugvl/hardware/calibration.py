@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snugvl.core import kernel_checks
-from snugvl.core.folders import cache_folder, write_whole
+from snugvl.core.folders import cache_folder, read_small, write_whole
 from snugvl.core.kernel_checks import KernelCheck, checks_file
 from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.errors import EngineError
@@ -119,8 +119,7 @@ def calibration_file(environ: Mapping[str, str] = os.environ) -> Path:
 def load(path: Path) -> Calibration:
     """Read the measurements of `path`. Never fails: an unreadable file counts as empty."""
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
+        text = read_small(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         return Calibration()
     except OSError as error:
@@ -128,8 +127,6 @@ def load(path: Path) -> Calibration:
             note=f"Measurements in {path} can't be read ({error.strerror or error}); estimating."
         )
     try:
-        if len(text) > MAX_FILE_BYTES:
-            raise ValueError
         value = json.loads(text)
         if value["schema"] != SCHEMA:
             raise ValueError

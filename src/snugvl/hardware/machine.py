@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from snugvl.core.folders import read_small
 from snugvl.errors import InputError
 
 OperatingSystem = Literal["linux", "wsl2", "windows", "macos", "other"]
@@ -172,12 +173,9 @@ def replay(path: Path) -> Machine:
         InputError: no such file, no recording, of another schema, or with a field that can't be.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
+        text = read_small(path, MAX_FILE_BYTES)
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror or error}") from None
-    if len(text) > MAX_FILE_BYTES:
-        raise InputError(f"{path} is larger than a recording of a machine can be")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

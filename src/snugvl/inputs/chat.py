@@ -1,39 +1,30 @@
 """Chat templates: a conversation to the text the model was trained on.
 
-A template is code of the checkpoint's publisher, so it runs in jinja2's immutable sandbox and sees
-nothing but plain JSON values. The environment is that of `render_jinja_template` in transformers: trimmed
-blocks, loop controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`;
-but `safe` changes nothing, as nothing is escaped.
+A template is code of the checkpoint's publisher, so it runs in a sandbox (`sandbox.py`) and sees nothing but
+plain JSON values.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta
 
 from snugvl.checkpoint.section import read_json
 from snugvl.core.folders import read_small
 from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, ToolForm, Video
 from snugvl.errors import CheckpointError, RequestError
+from snugvl.inputs import sandbox
 from snugvl.inputs.reasoning import thinks
 from snugvl.inputs.tools.forms import tool_form
 from snugvl.inputs.tools.in_text import ANSWER_MARKS, call_arguments, with_calls, with_tools
 
 _OWN = ("self", "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 _REASONING = ("reasoning_content", "reasoning", "thinking")  # as templates call what was thought before
-MAX_TEMPLATE = 1_000_000  # characters; the longest of models have a fiftieth of it
+MAX_TEMPLATE = 200_000  # characters, seven seconds of compiling; the longest of models have a tenth of it
 ROLES = ("system", "user", "assistant", "tool")
-
-
-class _Refused(jinja2.TemplateError):
-    """The template called `raise_exception`: the conversation is to blame, not the template."""
 
 
 class ChatTemplate:
@@ -59,7 +50,7 @@ class ChatTemplate:
         self._parts = parts
         self.source = source
         self._variables = dict(variables or {})
-        environment = _environment()
+        environment = sandbox.Environment()
         if len(source) > MAX_TEMPLATE:
             raise CheckpointError(
                 f"{where} has {len(source):,} characters, at most {MAX_TEMPLATE:,} are read"
@@ -124,14 +115,21 @@ class ChatTemplate:
             messages, tools = with_tools(messages, tools), None
         conversation = [_plain(message, index, self._parts) for index, message in enumerate(messages)]
         try:
-            return self._template.render(
-                messages=conversation,
-                tools=None if tools is None else [dict(tool) for tool in tools],
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**(extra or {}), **self._variables},
+            return sandbox.rendered(
+                self._template,
+                {
+                    "messages": conversation,
+                    "tools": None if tools is None else [dict(tool) for tool in tools],
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                    **(extra or {}),
+                    **self._variables,
+                },
             )
-        except _Refused as error:
+        except sandbox.TooMuch as error:
+            why = f"{self._where} asks for {error}: no template of a model needs that; use another checkpoint"
+            raise CheckpointError(why) from None
+        except sandbox.ConversationRefused as error:
             raise RequestError(f"the chat template refuses this: {error}", field="messages") from None
         except Exception as error:  # templates can fail in any way Python can
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -233,59 +231,3 @@ def _default(value: object) -> str | None:
         named = {v.get("name"): v.get("template") for v in value if isinstance(v, dict)}
         value = named.get("default")
     return value if isinstance(value, str) else None
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for training; here it only passes its body on."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """`namespace()` without names that reach into Python."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if str(name).startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"{name!r} is not allowed as the name of an attribute")
-        super().__setitem__(name, value)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.filters["safe"] = str  # jinja2's own makes what escapes any text that is joined to it
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.globals["namespace"] = _Namespace
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """jinja2's own filter escapes `<` and `&` for HTML, which no model was trained on."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise _Refused(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)

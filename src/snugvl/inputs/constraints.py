@@ -392,7 +392,11 @@ def _places(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(item, dict | list):
             below = item.items() if isinstance(item, dict) else enumerate(item)
             stack += reversed(
-                [(f"{place}/{key}"[:MAX_PLACE], each) for key, each in below if isinstance(each, dict | list)]
+                [
+                    (f"{place}/{str(key).replace('~', '~0').replace('/', '~1')}"[:MAX_PLACE], each)
+                    for key, each in below
+                    if isinstance(each, dict | list)
+                ]
             )
 
 

@@ -150,7 +150,7 @@ MEANINGS = {
     403: "A browser asked from a foreign page, or under a foreign name.",
     404: "The model is not served here.",
     405: "The path has other methods.",
-    408: "The body came too slowly.",
+    408: "The head or the body came too slowly.",
     413: "Too many bytes, pixels or tokens; the message has the numbers and what fits.",
     415: "The Content-Encoding isn't read here; send plain JSON, or gzip.",
     431: "Too many or too long header lines.",

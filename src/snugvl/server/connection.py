@@ -20,6 +20,7 @@ from snugvl.errors import SnugvlError
 from snugvl.server.settings import ServerSettings
 
 LINGER_S = 2
+ASK_S = 0.25  # between two lines to a client that sends no more; who has left is told apart by the second
 # The parser can't be stopped, so it is fed in pieces: each may hold as many requests as fit into it.
 HEAD_PIECE_BYTES, BODY_PIECE_BYTES = 1 << 10, 1 << 14
 PIPELINED_BYTES = 1 << 16  # of requests that wait for the one before them; no usual client sends any
@@ -100,6 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body: list[bytes] = []  # what the parser has found of it in the present piece
         self._in_head = True
         self._refused = False
+        self._sent_all = False  # the client, who may still read
         self._running: RequestResponseCycle | None = None
         self._slow: asyncio.TimerHandle | None = None
         self._await_head()
@@ -112,6 +114,24 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays: a client that sends no more may still read, as `nc -N` does.
+
+        One that has left says the same. So until the answer begins, it gets a line that clients skip: who has
+        left can't take it, which the second write tells.
+        """
+        running = self._running
+        waits = running is not None and not running.response_started and self._in_head
+        self._sent_all = waits and running.scope["http_version"] == "1.1"  # type: ignore[union-attr]
+        if self._sent_all:
+            self.loop.call_later(ASK_S, self._ask_whether_it_reads)
+        return self._sent_all
+
+    def _ask_whether_it_reads(self) -> None:
+        if self._running is not None and not (self._running.response_started or self.transport.is_closing()):
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.loop.call_later(ASK_S, self._ask_whether_it_reads)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -162,6 +182,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._unread and not self.pipeline:
             self.loop.call_soon(self._feed)  # after other tasks that are ready
+        elif self._sent_all and not self.pipeline:
+            self.transport.close()
 
     def _feed(self) -> None:
         """Give received bytes to the parser, until a request waits for the one before it."""
@@ -200,7 +222,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         if self._slow is None:
-            self._slow = self.loop.call_later(self.settings.read_timeout_s, self.transport.close)
+            self._slow = self.loop.call_later(self.settings.read_timeout_s, self._end_slow_head)
+
+    def _end_slow_head(self) -> None:
+        """Close a connection whose head didn't come; where it has begun, and nothing is being answered, with
+        the reason."""
+        self._slow = None
+        if not self._head_bytes or (self._running is not None and not self._running.response_complete):
+            self.transport.close()
+            return
+        came = f"{self._head_bytes:,} bytes in {self.settings.read_timeout_s:g} s"
+        why = f"the head of the request came too slowly: {came}"
+        self._refuse("408 Request Timeout", why, "request_timeout")
 
     def _stop_waiting(self) -> None:
         if self._slow is not None:
