@@ -142,9 +142,8 @@ def main() -> None:
     facts = catalogue_facts(arguments.model)
     assert facts is not None
     if found[1].quantization == "fp8":  # vLLM believes the list, not the files
-        wide = [
-            t.name.removesuffix(".weight") for t in facts.tensors if t.dtype == "BF16" and len(t.shape) > 1
-        ]
+        named = (t for t in facts.tensors if t.dtype == "BF16" and t.name.endswith(".weight"))
+        wide = [t.name.removesuffix(".weight") for t in named if len(t.shape) > 1]
         config["quantization_config"] = {**FP8_BLOCKS, "modules_to_not_convert": wide}
     (out / "config.json").write_text(json.dumps(config, indent=1))
     tensors = [each for each in facts.tensors if layer_of(each.name) < (arguments.layers or math.inf)]

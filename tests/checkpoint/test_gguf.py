@@ -195,14 +195,13 @@ def test_a_layer_that_lacks_tensors_is_refused(tmp_path: Path, lost: tuple[str, 
         facts_of(str(path))
 
 
-def test_an_architecture_that_llamacpp_lacks_is_refused(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf", architecture="qwen999")
-    with pytest.raises(
-        CheckpointError, match=r"is a qwen999, an architecture that llama.cpp lacks .*upgrade gguf"
-    ):
-        facts_of(str(path))
-    known = model(tmp_path / "k.gguf", architecture="olmo2")
-    assert facts_of(str(known)).architecture == "olmo2"
+@pytest.mark.parametrize("architecture", ["olmo2", "qwen999"])
+def test_an_architecture_that_nobody_knows_here_is_llamacpps_to_refuse(
+    tmp_path: Path, architecture: str
+) -> None:
+    """A newer llama.cpp than the package gguf may run it."""
+    path = model(tmp_path / "m.gguf", architecture=architecture)
+    assert facts_of(str(path)).architecture == architecture
 
 
 def test_windows_of_layers(tmp_path: Path) -> None:

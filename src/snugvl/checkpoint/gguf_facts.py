@@ -28,7 +28,7 @@ from snugvl.checkpoint.facts import (
     TextFacts,
     VisionFacts,
 )
-from snugvl.checkpoint.families import GGUF, OF_GGUF, PROJECTORS, family_of_gguf, traits_of
+from snugvl.checkpoint.families import GGUF, PROJECTORS, family_of_gguf, traits_of
 from snugvl.checkpoint.families.decoder import GatedDelta
 from snugvl.checkpoint.gguf_network import (
     ARCHITECTURE,
@@ -80,18 +80,13 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
     """The facts of a GGUF, with its mmproj's where there is one (`Material.images`).
 
     Raises:
-        CheckpointError: a key is missing or nonsense, a layer lacks a tensor, or llama.cpp the architecture.
+        CheckpointError: a key is missing or nonsense, or a layer lacks a tensor.
         UnsupportedModel: an architecture whose memory isn't known.
     """
     values = material.config
     architecture = Section(values, material.where).get(ARCHITECTURE, str)
     if architecture == MMPROJ:
         raise UnsupportedModel(f"{material.where} is a vision tower alone (mmproj); name the model beside it")
-    if not ({architecture} & (GGUF.keys() | OF_GGUF.keys()) or _known_to_llamacpp(architecture)):
-        raise CheckpointError(
-            f"{material.where} is a {plain(architecture)}, an architecture that llama.cpp lacks as far as "
-            "the package gguf knows; take another GGUF, or, for a newer llama.cpp, pip install --upgrade gguf"
-        )
     section = Section(below(values, architecture), f"{material.where}: {plain(architecture)}")
     tensors = tuple(
         TensorFact(stored, _role(stored, shape), dtype, shape, nbytes, not stored.startswith("mtp."))
@@ -134,12 +129,6 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
         ),
         predictor=next(each for each in reversed(kept) if not each.recurrent) if predicts else None,
     )
-
-
-def _known_to_llamacpp(architecture: str) -> bool:
-    from gguf import MODEL_ARCH_NAMES  # a quarter of a second, which the families' own are spared
-
-    return architecture in MODEL_ARCH_NAMES.values()
 
 
 def _check_layers(names: Iterable[str], layers: int, where: str) -> None:

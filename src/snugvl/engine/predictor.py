@@ -41,7 +41,7 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Network, PredictingNetwork
 
 MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is right less often than the last
-MOST_FETCHING: Final = 2  # where the experts of each of them cross PCI Express, too
+MOST_FETCHING: Final = 1  # where the experts of each of them cross PCI Express: more were slower on an H200
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _TRAITS = {name: traits for family in FAMILIES for name, traits in family.traits.items()}
-OF_GGUF = {architecture: name for name, traits in _TRAITS.items() for architecture in traits.gguf}
+_OF_GGUF = {architecture: name for name, traits in _TRAITS.items() for architecture in traits.gguf}
 ARCHITECTURES = tuple(_BY_ARCHITECTURE)
 SUPPORTED = tuple(name for family in FAMILIES for name in family.native)
 PROMPTING = {name: prompting for family in FAMILIES for name, prompting in family.prompting.items()}
@@ -56,7 +56,7 @@ def traits_of(family: str) -> Traits:
 
 def family_of_gguf(architecture: str) -> str:
     """The family of an architecture as GGUF files name it; its own name where no family claims it."""
-    return OF_GGUF.get(architecture, architecture)
+    return _OF_GGUF.get(architecture, architecture)
 
 
 def is_of(family: str, architectures: object) -> bool:
