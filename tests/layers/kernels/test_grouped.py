@@ -86,14 +86,19 @@ def test_groups_of_32_columns(device: torch.device) -> None:
 @pytest.mark.parametrize(("tokens", "most"), [(9, grouped.FEW), (70, 90)])
 @pytest.mark.sample("9-64-bf16", "70-90-int4")
 def test_a_row_depends_on_no_company(kind: FormatName, tokens: int, most: int, device: torch.device) -> None:
-    """Whatever else a step of its size has, and wherever its row stands in a tile: bit by bit."""
+    """Whatever else a step of its size has, and wherever its row stands in a tile: bit by bit on a GPU.
+
+    The interpreter's products are numpy's, whose order of sums follows the CPU and the row's place.
+    """
     torch.manual_seed(0)
     experts = layer(kind, device)
     x = torch.randn(most, HIDDEN, device=device)
     ids, shares = choices(most, device)
     whole = by_kernels(experts, x, ids, shares)
     some = torch.arange(most - 1, most - 1 - tokens, -1, device=device)  # the last ones, in another order
-    assert torch.equal(by_kernels(experts, x[some], ids[some], shares[some]), whole[some])
+    found = by_kernels(experts, x[some], ids[some], shares[some])
+    tolerance = 0.0 if device.type == "cuda" else 1e-5
+    torch.testing.assert_close(found, whole[some], rtol=tolerance, atol=tolerance)
 
 
 def test_it_doesnt_show_where_experts_are(device: torch.device) -> None:
