@@ -331,8 +331,8 @@ BIG = "{% set b = 'x' * 1000000 %}"
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("{{ '%0999999999d' % 1 }}", "a value of 4,000,000,057 bytes, at most 16,79"),
-        ("{{ '%*d' % (10**9, 1) }}", "a value of 1,000,000,052 bytes"),
+        ("{{ '%0999999999d' % 1 }}", "a value of 4,000,000,0.. bytes, at most 16,79"),
+        ("{{ '%*d' % (10**9, 1) }}", "a value of 1,000,000,0.. bytes"),
         ("{{ '%0999999999d' | format(1) }}", "bytes"),
         ("{{ '{:{}}'.format(1, 10**9) }}", "bytes"),
         ("{{ ('%s' * 100000) % ((messages,) * 100000) }}", "bytes"),
