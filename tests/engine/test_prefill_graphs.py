@@ -399,3 +399,18 @@ def test_graphs_of_drafts_have_no_more_tokens_than_a_step_where_the_gpu_fetches_
     assert sizes == [[8, 8, 8], [2, 3, 8]]
     assert few._steps is not None
     assert few._steps._most == Few().capturable_tokens
+
+
+def test_graphs_follow_what_the_network_can_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs may get the memory of experts, and give it back."""
+    config = EngineConfig(num_blocks=8, block_size=4, step_graph_tokens=16)
+    runner = Engine(Few(), config)._runner
+    runner.use_spare_graphs()
+    runner._recordable = True  # as on a GPU
+    found = []
+    for most in (0, 1, 8):
+        monkeypatch.setattr(Few, "capturable_tokens", most)
+        runner.limit_graphs()
+        assert runner._steps is not None
+        found.append((runner.has_graphs, runner.graphs.sizes, runner._steps._most))
+    assert found == [(False, (1,), 0), (True, (1,), 1), (True, (1, 2, 4, 8), 8)]

@@ -98,6 +98,17 @@ def test_a_neighbour_that_grows_and_leaves(caplog: pytest.LogCaptureFixture) -> 
     assert "there is memory again: the KV cache grows to 256 tokens" in caplog.text
 
 
+def test_what_goes_with_the_blocks_is_given_as_well() -> None:
+    """Slots for experts, here of as many bytes as blocks: half as many blocks bring a neighbour as much."""
+    found = []
+    for beside in (None, lambda blocks: blocks * BLOCK):
+        planned = PlannedBytes((2 if beside else 1) * 64 * BLOCK)
+        watch = PressureMonitor(lambda planned=planned: DeviceMemory(0, planned.total_bytes), planned)  # type: ignore[misc]
+        watch.begin(CONFIG, BLOCK, beside=beside)
+        found.append(64 - (watch.update(64) or 0))
+    assert found == [32, 16]
+
+
 def test_a_flicker_gives_nothing_back() -> None:
     card = Card()
     here = engine_on(card)

@@ -4,6 +4,8 @@ The copies here are the worst that a GPU may do: a place is overwritten as soon 
 and holds the new bytes only when they are waited for.
 """
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -33,6 +35,7 @@ from snugvl.models.expert_cache import (
     experts_to_host,
 )
 from snugvl.models.loader import Storage, device_bytes, load_model, tensor_bytes
+from snugvl.models.networks import give_memory
 from tests import mixtures
 from tests.draws import draws
 from tests.engine.toy import run, tokens
@@ -323,10 +326,28 @@ def test_bytes_are_those_of_host_and_device(made: Any) -> None:
     assert USED < COUNT
 
 
+def test_slots_are_a_piece_of_memory_that_can_be_given_back_alone(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = list[list[int]]()
+
+    def give(model: Any, device: torch.device, sizes: Sequence[int] = ()) -> None:
+        beside.append(list(sizes))
+        give_memory(model, device, sizes)
+
+    monkeypatch.setattr(loader, "give_memory", give)
+    ours = load(made(Options()), 2)
+    assert beside == [[0]], "weights, and the room of a tower that doesn't stream"
+    assert ours.expert_cache.nbytes > 0
+
+
 def test_with_a_predictor_its_own_experts_stay_where_they_are(made: Any) -> None:
     folder = made(Options(predictor=True))
     plain, ours = load(folder, None), load(folder, 2, predictor=True)
     assert ours.mtp.layers[0].mlp.experts.places is None
+    whole = load(folder, None, predictor=True)
+    drafters = [Engine(each, CONFIG)._runner.drafter for each in (ours, whole)]
+    assert [each and each.most for each in drafters] == [1, 3], "each draft brings experts of its own"
     guessing = EngineConfig(num_blocks=64, block_size=4, max_model_len=160, speculation="mtp")
     right = tokens(run(Engine(plain, CONFIG), request("a", PICTURE))["a"])
     assert len(right) == SAMPLING.max_tokens
@@ -393,13 +414,14 @@ class Shared:
 @pytest.mark.usefixtures("_late")
 @pytest.mark.sample("page-locked")
 def test_other_programs_get_slots_as_well_and_answers_stay(
-    made: Any, caplog: pytest.LogCaptureFixture
+    made: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, asked = made(Options()), request("a", PICTURE)
     right = tokens(run(Engine(load(folder, None), CONFIG), asked)["a"])
     ours, device = load(folder, 5), Shared()
     experts, engine = ours.expert_cache, Engine(ours, CONFIG, device.watch())
-    full, said, slots = experts.nbytes, list[int](), list[int]()
+    full, said, slots, limited = experts.nbytes, list[int](), list[int](), list[int]()
+    monkeypatch.setattr(engine._runner, "limit_graphs", lambda: limited.append(experts.slots))
     engine.add(asked)
     while engine.has_work:
         device.now += 1
@@ -411,6 +433,7 @@ def test_other_programs_get_slots_as_well_and_answers_stay(
     assert said == right
     assert min(slots) == expert_cache.LEAST_SLOTS
     assert slots[0] == slots[-1] == 5, "they come back"
+    assert limited == [min(slots), 5], "graphs hold what is fetched then"
     assert f"and {min(slots)} experts of each layer have copies on the GPU" in caplog.text
 
 
@@ -433,3 +456,14 @@ def test_where_another_program_is_faster_slots_and_blocks_are_fewer_together(
     assert (cache.num_blocks, experts.slots) == (blocks // 2, 2)
     assert experts.nbytes == experts.bytes_of(2)
     assert expert_bytes(ours, CONFIG)(blocks // 2) == experts.nbytes  # type: ignore[misc]
+
+
+def test_a_monitor_that_outlives_its_engine_keeps_no_experts(made: Any) -> None:
+    ours, monitor = load(made(Options()), 2), Shared().watch()
+    engine = Engine(ours, CONFIG, monitor)
+    kept = weakref.ref(ours.expert_cache), weakref.ref(experts_of(ours.decoder)[0])
+    engine.close()
+    del ours
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
+    assert monitor._beside(0) == 0

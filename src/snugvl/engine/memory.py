@@ -81,7 +81,9 @@ def expert_bytes(model: Network, config: EngineConfig) -> Callable[[int], int] |
     experts = model.expert_cache
     if experts is None:
         return None
-    return lambda blocks: experts.bytes_of(experts.part(blocks, config.num_blocks)) if blocks else 0
+    sizes, whole = [experts.bytes_of(slots) for slots in range(experts.full + 1)], config.num_blocks
+    # Numbers alone, as the monitor may outlive a network that was closed. Without blocks there are no slots.
+    return [0, *(sizes[experts.part(blocks, whole)] for blocks in range(1, whole + 1))].__getitem__
 
 
 class MemoryReclaimer:

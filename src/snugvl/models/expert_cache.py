@@ -32,7 +32,6 @@ host reads the choice.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -159,16 +158,15 @@ class ExpertCache:
         self._device, self.full = place.device, slots
         self.host_nbytes = sum(unit_bytes(each) for each in layers)
         self.layers: list[LayerSlots] = []
-        self._bytes_of = cache(partial(cache_bytes, layers))
         self._fill(slots, place)
 
     def part(self, share: int, whole: int) -> int:
         """Slots of a layer where the cache has `share` of `whole` of its memory."""
-        return max(self.full * share // max(whole, 1), min(LEAST_SLOTS, self.full))
+        return max(self.full * share // whole, min(LEAST_SLOTS, self.full))
 
     def bytes_of(self, slots: int) -> int:
         """Bytes on the device with so many slots a layer."""
-        return self._bytes_of(slots)
+        return cache_bytes(self._experts, slots)
 
     def free(self) -> None:
         """Let go of the memory on the device, which nothing may use any more; no step can run then."""
