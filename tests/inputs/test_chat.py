@@ -318,7 +318,7 @@ def test_a_conversation_it_refuses() -> None:
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
-    with pytest.raises(CheckpointError, match="fails on this conversation") as raised:
+    with pytest.raises(CheckpointError, match=r"fails with .* even on a simple question") as raised:
         ChatTemplate(source).render([user("x")])
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 4
@@ -383,13 +383,13 @@ def test_what_a_template_may_take_is_bounded(source: str, said: str, monkeypatch
     ],
 )
 def test_what_no_template_needs_is_not_there(source: str) -> None:
-    with pytest.raises(CheckpointError, match=r"fails on this conversation: (Undefined|Security)Error"):
+    with pytest.raises(CheckpointError, match=r"fails with (Undefined|Security)Error"):
         ChatTemplate(source).render([user("x")])
 
 
 def test_the_processor_time_of_a_template_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MOST_SECONDS", 0.0)
-    with pytest.raises(CheckpointError, match=r"asks for more than 0 s of processor time: .*; use another"):
+    with pytest.raises(CheckpointError, match=r"asks for more than 0 s of processor time, .*; use another"):
         ChatTemplate("{% for i in range(100) %}x{% endfor %}").render([user("x")])
 
 

@@ -14,7 +14,7 @@ from jinja2 import meta
 
 from snugvl.checkpoint.section import read_json
 from snugvl.core.folders import read_small
-from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, ToolForm, Video
+from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, ToolForm, Video, user
 from snugvl.errors import CheckpointError, RequestError
 from snugvl.inputs import sandbox
 from snugvl.inputs.reasoning import thinks
@@ -104,8 +104,8 @@ class ChatTemplate:
         `extra`: variables of the request's own, such as `enable_thinking`.
 
         Raises:
-            RequestError: no messages, an unknown role, or the template refuses the conversation.
-            CheckpointError: the template itself fails.
+            RequestError: no messages, an unknown role, or the template refuses or fails on this conversation.
+            CheckpointError: the template fails on any conversation.
         """
         if not messages:
             raise RequestError("the conversation is empty; send at least one message", field="messages")
@@ -113,27 +113,38 @@ class ChatTemplate:
             messages = with_calls(messages)
         if tools and not self.shows_tools:
             messages, tools = with_tools(messages, tools), None
-        conversation = [_plain(message, index, self._parts) for index, message in enumerate(messages)]
+        variables = {
+            "messages": [_plain(message, index, self._parts) for index, message in enumerate(messages)],
+            "tools": None if tools is None else [dict(tool) for tool in tools],
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return sandbox.rendered(
-                self._template,
-                {
-                    "messages": conversation,
-                    "tools": None if tools is None else [dict(tool) for tool in tools],
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                    **(extra or {}),
-                    **self._variables,
-                },
-            )
-        except sandbox.TooMuch as error:
-            why = f"{self._where} asks for {error}: no template of a model needs that; use another checkpoint"
-            raise CheckpointError(why) from None
+            return sandbox.rendered(self._template, {**variables, **(extra or {}), **self._variables})
         except sandbox.ConversationRefused as error:
             raise RequestError(f"the chat template refuses this: {error}", field="messages") from None
         except Exception as error:  # templates can fail in any way Python can
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise CheckpointError(f"{self._where} fails on this conversation: {reason}") from None
+            fault = _fault(error)
+        variables |= {"messages": [_plain(user("?"), 0, self._parts)], "tools": None}
+        try:
+            sandbox.rendered(self._template, {**variables, **self._variables})
+        except sandbox.ConversationRefused:
+            pass
+        except Exception as error:  # so the request isn't to blame
+            why = f"{self._where} {_fault(error)}, even on a simple question; use another checkpoint"
+            raise CheckpointError(why) from None
+        raise RequestError(
+            f"the chat template {fault} on this conversation, though not on a simple question; "
+            "change messages, tools or chat_template_kwargs",
+            field="messages",
+        )
+
+
+def _fault(error: Exception) -> str:
+    """How rendering failed, as a predicate of the template."""
+    if isinstance(error, sandbox.TooMuch):
+        return f"asks for {error}"
+    return f"fails with {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}"
 
 
 def texts(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> Iterator[tuple[str, str]]:
