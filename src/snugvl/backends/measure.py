@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import psutil
 import torch
 
+from snugvl.core import resources
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.service import Load
@@ -54,10 +54,9 @@ class Meter:
         self._cap_bytes = cap_bytes
         self._keep = keep
         self._pooled = (-1, 0)  # reserved bytes when the graphs' pool was measured, and its bytes
-        self._process = psutil.Process()
         self._process_bytes = process_reader(device)
         held = sum(weights.values()) + kv_bytes
-        self._interpreter = max(self._process.memory_info().rss - held, 0)
+        self._interpreter = max(resources.resident() - held, 0)
         self._read_pages = resident("RssFile")
 
     def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
@@ -103,7 +102,7 @@ class Meter:
         return self._pooled[1]
 
     def _in_host_memory(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:
-        own = self._process.memory_info().rss
+        own = resources.resident()
         parts[INTERPRETER] = self._interpreter + max(resident("RssFile") - self._read_pages, 0)
         parts[Kind.INPUTS] += resident("RssShmem")
         parts[Kind.WORKSPACE] = max(own - sum(parts.values()), 0)

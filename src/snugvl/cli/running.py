@@ -29,6 +29,7 @@ from typer import Option
 from snugvl.cli import options
 from snugvl.cli.terminal import printable, say, show, write_json
 from snugvl.core.folders import cache_folder, json_object, read_small, write_whole
+from snugvl.core.resources import began
 from snugvl.core.sizes import format_size
 from snugvl.errors import EngineUnavailable, SnugvlError, Unauthorized
 
@@ -69,11 +70,8 @@ def folder() -> Path:
 @contextmanager
 def announced(url: str, model: str, names: tuple[str, ...]) -> Iterator[None]:
     """Keep a record of this process as a server for the block, where it may write one."""
-    import psutil
-
-    me = psutil.Process()
-    record = LocalServer(me.pid, me.create_time(), socket.gethostname(), url, model, names, time.time())
-    path = folder() / f"{me.pid}.json"
+    record = LocalServer(os.getpid(), began(), socket.gethostname(), url, model, names, time.time())
+    path = folder() / f"{record.pid}.json"
     with ExitStack() as held:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -196,7 +194,7 @@ def _alive(server: LocalServer) -> bool:
 
     try:
         return abs(psutil.Process(server.pid).create_time() - server.created) < SAME_TIME_S
-    except (psutil.Error, ValueError, OverflowError):
+    except (psutil.Error, OSError, ValueError, OverflowError):
         return os.name == "nt" and psutil.pid_exists(server.pid)  # Windows hides others' times of start
 
 
@@ -254,5 +252,5 @@ def _resident(pid: int) -> int | None:
     try:
         process = psutil.Process(pid)
         return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return None

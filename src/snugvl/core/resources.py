@@ -30,6 +30,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -79,6 +80,27 @@ def give_back_heap() -> None:
 @cache
 def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
+
+
+@cache
+def began() -> float:
+    """When this process began, in seconds since the epoch; without a readable /proc the time of this call."""
+    import psutil
+
+    try:
+        return psutil.Process().create_time()
+    except (psutil.Error, OSError):
+        return time.time()
+
+
+def resident() -> int:
+    """Bytes of host memory that this process holds; 0 where no one tells, as without /proc."""
+    import psutil
+
+    try:
+        return psutil.Process().memory_info().rss
+    except (psutil.Error, OSError):
+        return 0
 
 
 class Worker:

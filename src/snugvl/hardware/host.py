@@ -113,7 +113,7 @@ def _within(limits: Limits, whole: HostMemory) -> HostMemory:
 
 
 def _memory(root: Path) -> HostMemory:
-    """Memory of the whole machine, from /proc/meminfo, else psutil, else the C library."""
+    """Memory of the whole machine, from /proc/meminfo, else psutil, else the C library (all as free)."""
     try:
         lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
         values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
@@ -125,9 +125,9 @@ def _memory(root: Path) -> HostMemory:
     try:
         found = psutil.virtual_memory()
         return HostMemory(found.total, found.available)
-    except OSError:  # Linux without /proc
-        total, free = (os.sysconf(name) for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-        return HostMemory(total * os.sysconf("SC_PAGE_SIZE"), free * os.sysconf("SC_PAGE_SIZE"))
+    except OSError:  # Linux without /proc: free pages alone lack what the cache of files gives back
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return HostMemory(total, total)
 
 
 _CGROUPS: Final = Path("sys/fs/cgroup")

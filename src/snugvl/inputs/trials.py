@@ -185,6 +185,9 @@ def serve(verdict: Callable[[str], tuple[str, object]], most_bytes: int | None =
 
 
 def _memory() -> tuple[int, int]:
-    """Address space and resident memory of this process, in bytes."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    """Address space and resident memory of this process, in bytes; without /proc the most, and 0."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    except OSError:
+        return MEMORY_BYTES, 0
     return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()

@@ -120,9 +120,7 @@ def _kill_all() -> None:
 
 def _children() -> list[int]:
     own = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    for entry in Path("/proc").glob("[0-9]*"):  # which a folder that isn't there has none of
         with suppress(OSError):
             # "pid (name, which may hold anything) state parent …"
             if int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeVar
 
-import psutil
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request as HttpRequest
 
+from snugvl.core import resources
 from snugvl.core.ledger import Ledger
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities, Logprob, Request
@@ -208,7 +208,7 @@ def _digest(capabilities: Capabilities) -> str:
 
 def _since() -> str:
     """When this server's process began: before that it had no model."""
-    began = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
+    began = datetime.fromtimestamp(resources.began(), UTC)
     return began.isoformat().replace("+00:00", "Z")
 
 
