@@ -21,7 +21,7 @@ from snugvl.server.access import Bucket
 from snugvl.server.metrics import RequestRecord, begin_record
 from snugvl.server.receiving import BodyBudget, Receiving, RequestBody
 from snugvl.server.settings import ServerSettings
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
 from tests.server.raw import answered, connect, head, read_all, read_to
@@ -248,6 +248,40 @@ def test_a_client_that_sends_no_more_gets_its_answer(stream: bool, wait_s: float
     before, _, rest = answer.partition(b"HTTP/1.1 200 OK\r\n")
     assert before.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"") == b""
     assert b" there" in rest
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_a_client_that_sends_no_more_gets_the_rest_of_its_stream(path: str) -> None:
+    """The stream has begun; what tells it from one that has left comes between two events."""
+    messages = "input" if path == "/v1/responses" else "messages"
+    asked = {"model": "pocket", messages: CHAT["messages"], "stream": True}
+    data = json.dumps(asked | ({"max_tokens": 9} if path == "/v1/messages" else {})).encode()
+    with live(FakeService(Script(("Hello", " there"), wait_s=0.8))) as base:
+        whole = httpx.post(base + path, json=json.loads(data), timeout=PATIENCE_S).text
+        with connect(base, head(len(data), path) + data) as link:
+            before = link.recv(65536)
+            link.shutdown(socket.SHUT_WR)
+            answer = before + read_all(link)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"\r\n0\r\n\r\n")
+    pieces = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2]
+    skipped = b" " if path == "/api/chat" else b":\n\n"
+    assert skipped in pieces
+    text = b"".join(piece for piece in pieces if piece != skipped).decode()
+    assert len(text.splitlines()) == len(whole.splitlines())
+    if path == "/api/chat":
+        assert [json.loads(line) for line in b"".join(pieces).splitlines()]  # as clients read them
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+def test_a_client_that_leaves_a_stream_in_which_nothing_comes(path: str) -> None:
+    service = FakeService(script=FOREVER)
+    data = json.dumps({"model": "pocket", **STREAM}).encode()
+    with live(service) as base:
+        link = connect(base, head(len(data), path) + data)
+        link.recv(65536)
+        link.close()
+        until(lambda: not service.running)
 
 
 def test_a_client_that_sends_no_more_and_has_sent_half_gets_nothing() -> None:

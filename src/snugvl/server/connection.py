@@ -118,25 +118,31 @@ class BoundedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays: a client that sends no more may still read, as `nc -N` does.
 
-        One that has left says the same. So until the answer begins, it gets a line that clients skip: who has
-        left can't take it, which the second write tells.
+        One that has left says the same. So it gets what clients skip: who has left can't take it, which the
+        second write tells. Nothing can be skipped in an answer of a known length, or of HTTP/1.0.
         """
-        waits = self._can_answer and self._in_head
+        waits = bool(self._skipped) and self._in_head
         self._sent_all = waits and self._running.scope["http_version"] == "1.1"  # type: ignore[union-attr]
         if self._sent_all:
             self.loop.call_later(ASK_S, self._ask_whether_it_reads)
         return self._sent_all
 
     @property
-    def _can_answer(self) -> bool:
-        """Whether an answer is due that hasn't begun; behind our own refusal none can be written."""
+    def _skipped(self) -> bytes:
+        """What can be written before the next piece of an answer that is due; behind a refusal nothing."""
         running = self._running
-        due = running is not None and not running.response_started
-        return due and not (self._refused or self.transport.is_closing())
+        if running is None or running.response_complete or self._refused or self.transport.is_closing():
+            return b""
+        if not running.response_started:
+            return b"HTTP/1.1 100 Continue\r\n\r\n"
+        if not running.chunked_encoding:
+            return b""
+        lines = running.scope["path"].startswith("/api/")  # of JSON; else it is a stream of events
+        return b"1\r\n \r\n" if lines else b"3\r\n:\n\n\r\n"
 
     def _ask_whether_it_reads(self) -> None:
-        if self._can_answer:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if skipped := self._skipped:
+            self.transport.write(skipped)
             self.loop.call_later(ASK_S, self._ask_whether_it_reads)
 
     def data_received(self, data: bytes) -> None:
