@@ -11,7 +11,16 @@ import pytest
 
 import snugvl
 from snugvl.cli import entry
-from snugvl.core.folders import expanded, give_home, hub_cache, json_object, moved, sources_digest
+from snugvl.core.folders import (
+    cache_folder,
+    config_folder,
+    expanded,
+    give_home,
+    hub_cache,
+    json_object,
+    moved,
+    sources_digest,
+)
 from snugvl.errors import CheckpointNotFound
 
 
@@ -33,6 +42,24 @@ def test_tilde_is_a_home_folder_and_stays_where_nobody_has_that_name(monkeypatch
     assert expanded("~/a") == Path("/somewhere/a")
     assert expanded("~nosuch/a") == Path("~nosuch/a")
     assert expanded("a/~/b") == Path("a/~/b")
+
+
+@pytest.mark.parametrize("named", ["", "caches", "./caches", "../caches", "."])
+def test_relative_folders_of_xdg_are_ignored(named: str) -> None:
+    """Its specification asks for that: each current folder would have caches and a config file of its own."""
+    environ = {"XDG_CACHE_HOME": named, "XDG_CONFIG_HOME": named}
+    assert cache_folder(environ) == expanded("~/.cache/snugvl")
+    assert config_folder(environ) == expanded("~/.config/snugvl")
+    environ = {"XDG_CACHE_HOME": "/caches", "XDG_CONFIG_HOME": "~/config"}
+    assert (cache_folder(environ), config_folder(environ)) == (
+        Path("/caches/snugvl"),
+        expanded("~/config/snugvl"),
+    )
+
+
+def test_a_home_folder_may_be_relative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "here")
+    assert cache_folder({}) == Path("here/.cache/snugvl")
 
 
 @pytest.mark.usefixtures("homeless")

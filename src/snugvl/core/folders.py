@@ -63,14 +63,19 @@ def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """`$XDG_CACHE_HOME/snugvl`, `%LOCALAPPDATA%\\snugvl` on Windows, else `~/.cache/snugvl`."""
-    chosen = environ.get("XDG_CACHE_HOME") or (environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return (Path(chosen) if chosen else expanded("~/.cache")) / "snugvl"
+    return _ours(environ, "XDG_CACHE_HOME", "LOCALAPPDATA", "~/.cache")
 
 
 def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """`$XDG_CONFIG_HOME/snugvl`, `%APPDATA%\\snugvl` on Windows, else `~/.config/snugvl`."""
-    chosen = environ.get("XDG_CONFIG_HOME") or (environ.get("APPDATA") if os.name == "nt" else None)
-    return expanded(chosen or "~/.config") / "snugvl"
+    return _ours(environ, "XDG_CONFIG_HOME", "APPDATA", "~/.config")
+
+
+def _ours(environ: Mapping[str, str], xdg: str, windows: str, default: str) -> Path:
+    """Our folder in the first of these that is an absolute path: XDG's specification ignores any other."""
+    named = (environ.get(xdg), environ.get(windows) if os.name == "nt" else None)
+    absolute = [folder for name in named if (folder := expanded(name or "")).is_absolute()]
+    return (absolute or [expanded(default)])[0] / "snugvl"
 
 
 def moved(error: OSError) -> str:
