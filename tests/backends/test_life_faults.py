@@ -502,7 +502,8 @@ def test_closing_ends_answers_and_may_come_twice(frozen: bool, side: Any) -> Non
             if frozen:
                 os.kill(side.engine(service), signal.SIGSTOP)
             await asyncio.gather(service.close(), service.close())
-            assert str(await ended(reader)) == "the server has shut down"
+            error = await ended(reader)
+            assert (type(error), str(error)) == (EngineUnavailable, "the server has shut down")
             assert not [process for process in family if process.is_running()]
             await service.close()
 

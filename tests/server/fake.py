@@ -13,7 +13,7 @@ from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.memory_kinds import Kind
 from snugvl.core.messages import Capabilities, Delta, Request, Usage
 from snugvl.core.service import Health, Load, Snapshot, Tokens
-from snugvl.errors import EngineError, EngineUnavailable, RequestError
+from snugvl.errors import EngineUnavailable, RequestError
 
 CAPABILITIES = Capabilities("fake", 512, images=True, video=False, max_pixels=65_536, min_pixels=1024)
 LEDGER = Ledger(
@@ -224,4 +224,4 @@ class FakeService:
     async def close(self) -> None:
         self.closed = True
         for stream in tuple(self.running):
-            stream.end(EngineError("the server has shut down"))
+            stream.end(EngineUnavailable("the server has shut down"))

@@ -1,6 +1,7 @@
 """Signals: the first finishes what runs, the second stops at once."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -117,16 +118,34 @@ def test_what_runs_is_finished_and_what_is_new_refused() -> None:
         assert process.wait(PATIENCE_S) == 0
 
 
-def test_a_second_signal_stops_at_once() -> None:
+@pytest.mark.parametrize(
+    ("path", "fields", "told"),
+    [
+        ("/v1/chat/completions", {}, b'"code":"engine_unavailable"'),
+        (
+            "/v1/responses",
+            {"input": "hi"},
+            b'"code":"server_error"',
+        ),  # the one word of OpenAI's list that fits
+        ("/v1/messages", {"model": "pocket", "max_tokens": 9}, b'"type":"overloaded_error"'),
+        ("/api/chat", {"model": "pocket"}, b'{"error":"the server has shut down"}'),
+    ],
+)
+def test_a_second_signal_stops_at_once(path: str, fields: dict[str, Any], told: bytes) -> None:
+    """What runs ends with an error that is no failure of the engine."""
+    asked = {**STREAM, **fields}
     with served(wait_s=3600, drain_s=3600) as (process, base):
-        body = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
-        with connect(base, head(len(body), "/v1/chat/completions") + body) as link:
+        body = json.dumps({k: asked[k] for k in asked if path != "/v1/responses" or k != "messages"}).encode()
+        with connect(base, head(len(body), path) + body) as link:
             assert link.recv(100).startswith(b"HTTP/1.1 200")
             process.send_signal(signal.SIGINT)
             assert process.stdout is not None
             while process.stdout.readline().strip() != "draining":
                 pass
             process.send_signal(signal.SIGINT)
+            answer = read_all(link)
+            assert told in answer
+            assert b"the server has shut down" in answer
             assert process.wait(PATIENCE_S) == 130
 
 

@@ -345,7 +345,8 @@ class Supervised(ABC, Generic[L]):
             try:
                 self._lives.lose(reason)
                 text = self._lives.death_of_request(reason)
-                self._end_requests(lambda: EngineError(text), self._lives.unavailable)
+                kind = EngineUnavailable if reason is SHUT_DOWN else EngineError  # no failure: it was told to
+                self._end_requests(lambda: kind(text), self._lives.unavailable)
             finally:
                 self._snapshot = None
                 await life.stop()
