@@ -90,6 +90,37 @@ def test_a_closed_pipe_of_messages_ends_quietly_too(words: tuple[str, ...], tmp_
     assert (ran.returncode, ran.stdout) == (141, b"")
 
 
+TYPERS = pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (("--help",), {}),
+        (("plan", "--help"), {}),
+        (("--show-completion", "bash"), {}),
+        ((), {"_SNUGVL_COMPLETE": "complete_bash", "COMP_WORDS": "snugvl p", "COMP_CWORD": "1"}),
+    ],
+)
+
+
+@TYPERS
+def test_what_typer_prints_into_a_closed_pipe(words: tuple[str, ...], variables: dict[str, str]) -> None:
+    """It ended with 1, and said "Broken pipe" where a shell had asked for completions."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        ran = subprocess.run(
+            [*REAL, *words], env=os.environ | variables, stdout=closed, stderr=subprocess.PIPE
+        )
+    assert (ran.returncode, ran.stderr) == (141, b"")
+
+
+@TYPERS
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_what_typer_prints_on_a_full_disk(words: tuple[str, ...], variables: dict[str, str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run([*REAL, *words], env=os.environ | variables, stdout=full, stderr=subprocess.PIPE)
+    assert (ran.returncode, ran.stderr) == (1, b"snugvl: standard output: No space left on device\n")
+
+
 def interrupted(command: list[str], done: Callable[[], bool], **environment: str) -> tuple[int, str]:
     """Starts `command`, presses Ctrl+C once `done`; its exit code and standard error."""
     process = subprocess.Popen(

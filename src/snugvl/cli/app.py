@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from traceback import walk_tb
 from typing import Annotated, Final
 
 import typer
@@ -125,7 +126,15 @@ def _run(args: Sequence[str] | None, launched: Launched | None) -> int:
         return INTERRUPTED
     except ClosedPipe:
         raise
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # what Typer makes of one
+            raise ClosedPipe from None
+        raise
     except Exception as error:
+        if isinstance(error, OSError) and _is_typers(error):
+            if isinstance(error, BrokenPipeError):
+                raise ClosedPipe from None
+            error.filename = "standard output"
         said, code = _failure(error)
         say(said)
         trace(error)
@@ -152,6 +161,12 @@ _REFUSED: Final = (
         "the system lets this process open no more files; raise ulimit -n",
     ),
 )
+
+
+def _is_typers(error: OSError) -> bool:
+    """Whether Typer's own printing failed: its help, and what shells complete with."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals["__name__"]).startswith("typer.")
 
 
 def _failure(error: Exception) -> tuple[str, int]:
