@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from snugvl.core.service import Health
-from snugvl.errors import CheckpointError, EngineError
+from snugvl.errors import CheckpointError, EngineError, SnugvlError
 from snugvl.server import run as run_module
-from snugvl.server.connection import PortTaken, address_of, listen
+from snugvl.server.connection import LEAST_FILES, PortTaken, address_of, listen
 from snugvl.server.run import run
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S, until
@@ -202,6 +202,18 @@ def test_a_port_that_is_taken() -> None:
         port = address_of(first)[1]
         with pytest.raises(PortTaken, match=f"--port {port + 1}"):
             listen(ServerSettings(port=port))
+
+
+@pytest.mark.parametrize("most", [8, LEAST_FILES - 1, LEAST_FILES, -1])
+def test_too_few_open_files(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 12 asyncio failed at its start, with tracebacks; with 8 libuv aborted the process."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (most, most))
+    if 0 <= most < LEAST_FILES:
+        with pytest.raises(SnugvlError, match=f"open {most} files; a server needs 64.*ulimit -n"):
+            listen(ServerSettings(port=0))
+    else:
+        listen(ServerSettings(port=0)).close()
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])

@@ -10,6 +10,11 @@ import json
 import socket
 from typing import Any, ClassVar
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 import httptools
 from starlette.types import ASGIApp
 from uvicorn import Config
@@ -308,6 +313,7 @@ def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Appli
 
 KEEP_ALIVE_S = 30
 BACKLOG = 512
+LEAST_FILES = 64  # it starts with 20; the engine, decoders and a few connections have others
 
 
 class PortTaken(SnugvlError):
@@ -323,8 +329,14 @@ def listen(settings: ServerSettings) -> socket.socket:
 
     Raises:
         PortTaken: another program listens there.
-        SnugvlError: the address is not one of this machine, or may not be used.
+        SnugvlError: the address is not one of this machine, or may not be used; too few files may be open.
     """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource is not None else LEAST_FILES
+    if 0 <= most < LEAST_FILES:  # -1: any number; with few asyncio fails at its start, libuv ends the process
+        raise SnugvlError(
+            f"the system lets this process open {most} files; a server needs {LEAST_FILES}, and more "
+            "for many connections; raise the limit (ulimit -n)"
+        )
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
     except OSError as error:
