@@ -34,6 +34,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import ClassVar, Final
 
 # What is meant for a thread or the whole process, not for one request. Any other `BaseException` is a fault
@@ -228,6 +229,19 @@ def engine_failed(error: BaseException, what: str = "the engine failed") -> Engi
         return EngineError(f"{what}: out of memory{told}; free some, or send less at once; the log says more")
     line = text.splitlines()[0] if text else ""
     return EngineError(f"{what}: {kind}: {line if len(line) <= SHORT else line[:SHORT] + ' …'}")
+
+
+def torn(error: BaseException | None) -> str | None:
+    """What to do where `error` is Python's at a `.pyc` that a full disk or a crash left damaged; else None.
+
+    It compiles anew where the head of one is wrong, but not where the rest is.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)] if error is not None else []
+    path = frames[-1].f_locals.get("bytecode_path") if frames else None
+    path = path or getattr(error, "path", None)  # of an ImportError, whose frames lack the last
+    if not str(path).endswith(".pyc"):
+        return None
+    return f"{path}, which Python keeps of what it has compiled, is damaged; delete it"
 
 
 # OpenAI's `code` of errors over HTTP, which a server writes and a client reads. The first class that an error

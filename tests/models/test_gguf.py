@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,27 @@ def test_a_cache_that_can_not_be_written_costs_one_folder_while_the_process_live
     assert (made.pop() / "config.json").is_file()
     gguf_folder._unkept.clear()
     assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "gguf.json", "digest"])
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: bytes(len(data))])
+def test_a_folder_that_was_damaged_is_made_anew(
+    name: str, damage: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash of the machine may leave files empty, or zeros; each start failed at them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    pair = gguf_models.qwen3_vl(tmp_path, mixed, tied=True)
+    files = gguf_files(str(pair.model))
+    assert files is not None
+    folder = folder_of(files)
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / name).write_bytes(damage(whole[name]))
+    assert folder_of(files) == folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+    shutil.rmtree(folder)
+    folder.write_text("a file in its place")
+    assert folder_of(files) == folder
+    assert folder.is_dir()
 
 
 def test_a_folder_that_is_only_half_written_is_not_left(

@@ -1,6 +1,6 @@
 """A GGUF as the small files of a checkpoint folder, which our own engine reads like any other folder.
 
-    $XDG_CACHE_HOME/snugvl/gguf/HASH/     config.json, tokenizer.json, …, and gguf.json: where the weights are
+    $XDG_CACHE_HOME/snugvl/gguf/HASH/     config.json, …, gguf.json (where the weights are), digest
 
 Made once for a file, as it was then: the hash is of paths, sizes and times. The GGUF itself stays where it
 is, and is never changed. Only the last few folders are kept.
@@ -37,6 +37,7 @@ from snugvl.errors import CheckpointError
 from snugvl.version import __version__
 
 GGUF: Final = "gguf.json"
+DIGEST: Final = "digest"  # of all other files
 MAX_FACTORS: Final = 4096  # half of the values of a head
 KEEP: Final = 8  # folders; the vocabulary of one takes up to 11 MB
 _unkept: Final[dict[str, Scratch]] = {}  # of this process, by the name of a folder that can't be kept
@@ -50,7 +51,7 @@ def folder_of(files: GgufFiles) -> Path:
         UnsupportedModel: our engine doesn't run it; says why, and what does.
     """
     place = cache_folder() / "gguf" / _hash(files)
-    if (place / GGUF).is_file():
+    if _is_whole(place):
         with suppress(OSError):
             place.touch()
         return place
@@ -59,6 +60,8 @@ def folder_of(files: GgufFiles) -> Path:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         _write(work, documents)
+        if place.exists() and not _is_whole(place):
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
         with suppress(OSError):  # another process was quicker
             work.rename(place)
         made = sorted(filter(Path.is_dir, place.parent.iterdir()), key=lambda each: -each.stat().st_mtime)
@@ -144,3 +147,19 @@ def _write(folder: Path, documents: Mapping[str, Mapping[str, Any]]) -> None:
     folder.mkdir(exist_ok=True)
     for name, values in documents.items():
         (folder / name).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+    (folder / DIGEST).write_text(_digest(folder), encoding="ascii")
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the folder is as it was written: a crash of the machine may leave files empty, or zeros."""
+    try:
+        return (folder / DIGEST).read_bytes() == _digest(folder).encode()
+    except OSError:
+        return False
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(b"" if path.name == DIGEST else path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

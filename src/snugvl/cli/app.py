@@ -36,7 +36,7 @@ from snugvl.cli.options import Command, CommandGroup, meant
 from snugvl.cli.running import explained
 from snugvl.cli.terminal import INTERRUPTED, ClosedPipe, plainly, say, trace, warnings_said, write
 from snugvl.core.folders import check_current_folder, moved
-from snugvl.errors import DoesNotFit, RequestTooLarge, SnugvlError
+from snugvl.errors import DoesNotFit, RequestTooLarge, SnugvlError, torn
 from snugvl.version import __version__
 
 CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `yes | head` does
@@ -121,7 +121,10 @@ def _run(args: Sequence[str] | None, launched: Launched | None) -> int:
         say(f"{explained(_in_options(error, words))}{config.blame(words, str(error))}")
         trace(error)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as error:
+        if why := torn(error.__cause__):  # an EOFError, which Typer takes for Ctrl+D
+            say(why)
+            return 1
         say("interrupted")
         return INTERRUPTED
     except ClosedPipe:
@@ -174,6 +177,8 @@ def _failure(error: Exception) -> tuple[str, int]:
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__context__) is not None:
         chain.append(cause)
+    if why := torn(chain[0]):
+        return why, 1
     causes = " ".join(f"{type(each).__name__}: {each}" for each in chain)
     for pattern, code, why in _REFUSED:
         if re.search(pattern, causes):

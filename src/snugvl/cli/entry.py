@@ -15,6 +15,7 @@ from pathlib import Path
 
 from snugvl.backends.process.launch import Launched
 from snugvl.core.folders import give_home
+from snugvl.errors import torn
 
 
 def begin(words: Sequence[str]) -> Launched | None:
@@ -35,8 +36,12 @@ def main() -> None:
     give_home()
     gc.disable()  # what imports make stays: to look through it again and again takes a fifth of the time
     launched = begin(sys.argv[1:])
-    from snugvl.cli.app import main
-
+    try:
+        from snugvl.cli.app import main
+    except Exception as error:
+        if why := torn(error):
+            sys.exit(f"snugvl: {why}")
+        raise
     main(launched)
 
 

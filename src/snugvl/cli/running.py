@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -96,7 +96,8 @@ def running() -> list[LocalServer]:
             record = _read(path)
             here = record is not None and record.host == socket.gethostname()
             if record is None or (here and not (_locked(path) or _alive(record))):
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # a folder, say, which hides no other's record
+                    path.unlink(missing_ok=True)
             elif here:
                 found.append(record)
     return sorted(found, key=lambda server: -server.since)
@@ -169,9 +170,11 @@ def owner(port: int) -> LocalServer | None:
 def _read(path: Path) -> LocalServer | None:
     try:
         values: Any = json_object(read_small(path, MAX_ANSWER_BYTES))
-        known = {each.name: values[each.name] for each in fields(LocalServer)}
-        return LocalServer(**{**known, "pid": int(known["pid"]), "names": tuple(map(str, known["names"]))})
-    except (OSError, ValueError, TypeError, KeyError):
+        times = {name: float(values[name]) for name in ("created", "since")}
+        words = {name: str(values[name]) for name in ("host", "url", "model")}
+        names = tuple(map(str, values["names"]))
+        return LocalServer(pid=int(values["pid"]), names=names, **times, **words)
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

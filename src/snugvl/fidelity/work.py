@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from snugvl.core.folders import json_object, read_small, write_whole
@@ -69,7 +70,7 @@ class Work:
         path = self._folder / f"{name}.jsonl"
         if not path.exists():
             return []
-        found = [json_object(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [json_object(line) for line in path.read_text("utf-8", "replace").splitlines()]
         return [each for each in found if each is not None]
 
     def add(self, name: str, record: dict[str, Any]) -> None:
@@ -81,10 +82,14 @@ class Work:
             file.write(("\n" if _torn(file.name) else "") + json.dumps(record) + "\n")
 
     def has(self, name: str) -> bool:
-        """Whether there are tensors of that name."""
-        return (
-            name in self._tensors if self._folder is None else (self._folder / f"{name}.safetensors").exists()
-        )
+        """Whether there are tensors of that name; not in a file that a crash of the machine left damaged."""
+        if self._folder is None:
+            return name in self._tensors
+        try:
+            with safe_open(self._folder / f"{name}.safetensors", "pt"):
+                return True
+        except (OSError, SafetensorError):
+            return False
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """Tensors that were put under a name."""

@@ -36,7 +36,7 @@ from snugvl.core.options import Progress
 from snugvl.core.resources import Region, keep_freed_memory
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Load, Recorder, Snapshot, Tokens, mark
-from snugvl.errors import ENDINGS, RequestTooLarge, SnugvlError
+from snugvl.errors import ENDINGS, EngineError, RequestTooLarge, SnugvlError, torn
 
 if TYPE_CHECKING:  # it imports torch
     from snugvl.backends.hosted import Hosted, ReceiverStream
@@ -305,6 +305,8 @@ class Child:
                 if cold and not self._streams:  # a pause: no request waits for this
                     cold = self._warm_more(model.backend)
         except BaseException as error:
+            if why := torn(error):  # which no other start would find whole
+                error = EngineError(why)
             if ready or not isinstance(error, SnugvlError):
                 _die()
             self._outbox.put(wire.Failed(wire.portable(error)))
