@@ -170,10 +170,9 @@ def owner(port: int) -> LocalServer | None:
 def _read(path: Path) -> LocalServer | None:
     try:
         values: Any = json_object(read_small(path, MAX_ANSWER_BYTES))
-        times = {name: float(values[name]) for name in ("created", "since")}
-        words = {name: str(values[name]) for name in ("host", "url", "model")}
-        names = tuple(map(str, values["names"]))
-        return LocalServer(pid=int(values["pid"]), names=names, **times, **words)
+        pid, created, since = int(values["pid"]), float(values["created"]), float(values["since"])
+        host, url, model = (str(values[name]) for name in ("host", "url", "model"))
+        return LocalServer(pid, created, host, url, model, tuple(map(str, values["names"])), since)
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
