@@ -4,6 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 import snugvl
 from snugvl.backends.native.loading import load_engine
 from snugvl.checkpoint import gguf_folder
-from snugvl.checkpoint.gguf_files import gguf_files
+from snugvl.checkpoint.gguf_facts import gguf_facts
+from snugvl.checkpoint.gguf_files import file_material, gguf_files
 from snugvl.checkpoint.gguf_folder import folder_of
 from snugvl.checkpoint.gguf_network import FACTORS
 from snugvl.core.messages import Picture, Text, user
 from snugvl.core.options import LoadOptions
 from snugvl.core.sampling import SamplingParams
-from snugvl.errors import RequestError, UnsupportedModel
+from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
 from snugvl.layers.ggml import LAYOUTS, GgmlType
 from snugvl.layers.linear import Linear
 from snugvl.models import tensor_files
@@ -156,6 +158,26 @@ def test_from_a_file_to_an_answer_about_a_picture(tmp_path: Path) -> None:
     assert answers[0] == answers[1]
     with pytest.raises(RequestError, match="the file is"):
         snugvl.load(pair.model, device="cpu", weights="bf16")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3vl"])
+def test_a_tensor_that_all_layers_lack_is_missed_by_the_plan(architecture: str, tmp_path: Path) -> None:
+    """As the start does, which asks for a tensor by what the network is made of."""
+    if architecture == "qwen3vl":
+        pair = gguf_models.qwen3_vl(tmp_path, lambda _: None)
+    else:
+        kind = f"{architecture.capitalize()}ForCausalLM"
+        pair = gguf_models.text_model(tmp_path, kind, architecture, lambda _: None)
+    files = gguf_files(str(pair.model))
+    assert files is not None
+    material = file_material("m", files)
+    assert gguf_facts("m", material).native
+    for lost in ("attn_q.weight", "ffn_up.weight", "output_norm.weight"):
+        kept = tuple(tensor for tensor in material.tensors if not tensor.name.endswith(lost))
+        with pytest.raises(
+            CheckpointError, match=r"lacks the tensor model\..*\.weight \(\d+ of \d+ that the"
+        ):
+            gguf_facts("m", replace(material, tensors=kept))
 
 
 def refused(path: Path) -> str:

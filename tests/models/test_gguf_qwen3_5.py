@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import pytest
 import torch
 from training.gguf_export import export, rewrite
 
-from snugvl.checkpoint.gguf_files import gguf_files
+from snugvl.checkpoint.gguf_facts import gguf_facts
+from snugvl.checkpoint.gguf_files import file_material, gguf_files
 from snugvl.checkpoint.gguf_folder import folder_of
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.errors import UnsupportedModel
+from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.models.linear_attention import join_projections
 from snugvl.models.loader import load_model, open_checkpoint
@@ -84,6 +86,22 @@ def folder(path: Path) -> Path:
 
 def loaded(path: Path, **said: Any) -> Any:
     return load_model(path, dtype=torch.float32, device=CPU, **said)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tensor_that_all_layers_lack_is_missed_by_the_plan(name: str, made: Any) -> None:
+    """No layer differs from another: only what the network is made of says so."""
+    files = gguf_files(str(made(name) / "model.gguf"))
+    assert files is not None
+    material = file_material("m", files)
+    assert gguf_facts(name, material).native
+    for lost in ("attn_norm.weight", "attn_output.weight", "output_norm.weight"):
+        kept = tuple(tensor for tensor in material.tensors if not tensor.name.endswith(lost))
+        assert len(kept) < len(material.tensors)
+        with pytest.raises(
+            CheckpointError, match=r"lacks the tensor model\..*\.weight \(\d+ of \d+ that the"
+        ):
+            gguf_facts(name, replace(material, tensors=kept))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,7 +9,7 @@ from typing import Any
 from snugvl.checkpoint.facts import FactSource, Material, ModelFacts, Role, Stored, TensorFact
 from snugvl.checkpoint.families import SUPPORTED, describe, parse_config
 from snugvl.checkpoint.families.traits import Expected, Network
-from snugvl.checkpoint.gguf_facts import gguf_facts
+from snugvl.checkpoint.gguf_facts import gguf_facts, refuse_missing
 from snugvl.checkpoint.gguf_network import ARCHITECTURE
 from snugvl.checkpoint.quantized import Packing, bits_of, check_whole, place, read_packing
 from snugvl.checkpoint.safetensors import read_tensors
@@ -103,12 +103,7 @@ def _classified(
             else fact
             for fact in facts
         ]
-    missing = [name for name in expected if name not in held]
-    if missing:
-        raise CheckpointError(
-            f"{material.where} lacks the tensor {missing[0]} ({len(missing)} of {len(expected)} that its "
-            "config.json asks for are missing); finish the download, or the files are not of this model"
-        )
+    refuse_missing([name for name in expected if name not in held], len(expected), material.where)
     for name, count in held.items():
         shape = (expected.get(name) or beside[name]).shape
         check_whole(name, count, shape, math.prod(shape), material.where)

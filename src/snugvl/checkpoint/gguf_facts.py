@@ -12,7 +12,7 @@ the rules: llama.cpp, `src/llama-vocab.cpp` (MIT), which repeats each model's ow
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from math import prod
 from typing import Any, Final
@@ -28,17 +28,21 @@ from snugvl.checkpoint.facts import (
     TextFacts,
     VisionFacts,
 )
-from snugvl.checkpoint.families import GGUF, PROJECTORS, family_of_gguf, traits_of
+from snugvl.checkpoint.families import GGUF, PROJECTORS, describe, family_of_gguf, traits_of
 from snugvl.checkpoint.families.decoder import GatedDelta
 from snugvl.checkpoint.gguf_network import (
     ARCHITECTURE,
     INSTEAD,
     TOKENS,
     below,
+    config_of,
     layers_of,
     levels_of,
+    naming_of,
+    our_name,
     parsed,
     projector_of,
+    squares,
 )
 from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
 from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, shown
@@ -99,6 +103,8 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
         _check_layers(names, layers_of(section), material.where)
     vision = None if material.images is None else _vision(material.images, material.where)
     ours, why = _ours(material)
+    if ours is not None:
+        _check_network(material)
     kept = () if ours is None else tuple(_kept(ours, layer) for layer in range(ours.num_layers))
     text = _text(section, architecture, tensors)
     if ours is not None:
@@ -150,6 +156,34 @@ def _check_layers(names: Iterable[str], layers: int, where: str) -> None:
                 f"{where} lacks tensor '{layer}{lacking[0]}', which other layers have; the file is "
                 "incomplete or foreign, download it again"
             )
+
+
+def _check_network(material: Material) -> None:
+    """Refuse a file that lacks a tensor which our network of this configuration has, in all layers, say.
+
+    Raises:
+        CheckpointError: with the first one's name.
+    """
+    values, images, where = material.config, material.images, material.where
+    try:
+        config = config_of(values, images, material.tensors, where)
+        settings = None if images is None else Section(squares(images, config, (1, 1 << 40)), where)
+        network = describe(Section(config, where), settings)
+    except CheckpointError:  # the text model of one that sees, of which no family describes the tensors
+        return
+    naming = naming_of(values, images, where)
+    held = {our_name(tensor.name, *naming) for tensor in material.tensors}
+    expected = [each.name for each in network.tensors if each.role != "expert"]  # of which names differ
+    refuse_missing([name for name in expected if name not in held], len(expected), where)
+
+
+def refuse_missing(missing: Sequence[str], count: int, where: str) -> None:
+    """Raise CheckpointError where some of `count` tensors are missing."""
+    if missing:
+        raise CheckpointError(
+            f"{where} lacks the tensor {missing[0]} ({len(missing)} of {count} that the model has are "
+            "missing); finish the download, or the files are not of this model"
+        )
 
 
 def _kind(parts: Set[str]) -> tuple[bool, ...]:
