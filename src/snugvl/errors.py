@@ -232,7 +232,7 @@ def engine_failed(error: BaseException, what: str = "the engine failed") -> Engi
 
 
 def torn(error: BaseException | None) -> str | None:
-    """What to do where `error` is Python's at a `.pyc` that a full disk or a crash left damaged; else None.
+    """Advice where `error` is Python's at a `.pyc` that a full disk or a crash left damaged; else None.
 
     It compiles anew where the head of one is wrong, but not where the rest is.
     """

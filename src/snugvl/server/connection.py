@@ -134,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _skipped(self) -> bytes:
-        """What can be written before the next piece of an answer that is due; behind a refusal nothing."""
+        """Bytes that may stand before the next piece of an answer that is due; behind a refusal none."""
         running = self._running
         if running is None or running.response_complete or self._refused or self.transport.is_closing():
             return b""
