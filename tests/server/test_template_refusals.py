@@ -45,7 +45,9 @@ def templated(pocket: NativeBackend) -> Iterator[Processor]:
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("template", "status"), [(REFUSED, 400), (FAILED, 400), (LARGE, 400), (WRONG, 500)], ids=str
+    ("template", "status"),
+    [(REFUSED, 400), (FAILED, 400), (LARGE, 400), (WRONG, 500)],
+    ids=["refused", "failed", "large", "wrong"],
 )
 def test_who_is_to_blame(
     path: str,
