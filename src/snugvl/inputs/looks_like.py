@@ -97,6 +97,8 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a ZIP archive or an office document; extract the picture first"),
     (b"\x1f\x8b", "a gzip archive; unpack the picture first"),
     (b"7z\xbc\xaf", "a 7z archive; unpack the picture first"),
+    (b"Rar!\x1a\x07", "a RAR archive; unpack the picture first"),
+    (b"\xd0\xcf\x11\xe0", "an older office document; export the picture as PNG first"),
     (b"\x7fELF", "a program; send a picture"),
     (b"MZ", "a Windows program; send a picture"),
     (b"SQLite format 3", "a database; send a picture"),

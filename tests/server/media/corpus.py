@@ -284,6 +284,15 @@ FILES = (
     ),
     Case("zip", _zip(), ImageError, "{unread}a ZIP archive or an office document; extract the picture first"),
     Case("gzip", gzip.compress(_PNG), ImageError, "{unread}a gzip archive; unpack the picture first"),
+    Case(
+        "rar", b"Rar!\x1a\x07\x01\x00" + _PNG, ImageError, "{unread}a RAR archive; unpack the picture first"
+    ),
+    Case(
+        "an older office document",
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504),
+        ImageError,
+        "{unread}an older office document; export the picture as PNG first",
+    ),
     Case("program", b"\x7fELF\x02\x01\x01" + bytes(40), ImageError, "{unread}a program; send a picture"),
     Case(
         "mp4",
