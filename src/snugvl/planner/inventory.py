@@ -75,8 +75,10 @@ class Inventory:
         text = self.facts.text
         if text.mixture is not None:  # files may have each expert by itself
             return text.mixture.used / text.mixture.count
+        if not text.experts_used:
+            return 1.0
         stored = next((tensor.shape for tensor in self.facts.tensors if tensor.role == "expert"), None)
-        return text.experts_used / stored[0] if stored and text.experts_used else 1.0
+        return text.experts_used / stored[0] if stored else 1.0
 
     def has(self, kind: Kind, *parts: Part) -> bool:
         """Whether there are tensors of a kind, in any of these parts, or anywhere."""

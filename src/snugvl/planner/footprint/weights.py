@@ -136,13 +136,15 @@ def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int
     return rows * columns * form.bits // 8, -(-rows * columns // (form.block or columns)) * WIDE_SCALE_BYTES
 
 
+@lru_cache(maxsize=128)
 def keeps_fp8(model: Inventory) -> bool:
     """Whether our engine keeps the FP8 of a checkpoint: its blocks are 128 × 128, the kernels' own, and end
     where the rows of an expert's gate do, and those of each part of a joined matrix."""
     mixture = model.facts.text.mixture
     if model.facts.quantization != "fp8" or (mixture is not None and mixture.width % GROUP):
         return False
-    if any(_cuts_blocks(alike) for alike, _ in _matrices(model)):
+    odd = any(group.shape[-2] % GROUP for group in _in_fp8(model.groups))
+    if odd and any(_cuts_blocks(alike) for alike, _ in _matrices(model)):
         return False
     scales = sum(group.elements * group.count for group in model.groups if group.kind == "scale")
     blocks = sum(
