@@ -3,10 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from snugvl.client import answers
-from snugvl.client.connection import Address
+from snugvl.client.connection import DEFAULT_URL, address_of, reads_environment, sdk_options
 from snugvl.client.pictures import is_shown_as_video, url_of
 from snugvl.core.messages import Delta, Part, Picture, Text, Video
 from snugvl.core.sampling import SamplingParams
@@ -31,13 +32,8 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCall:
-    """One request whose answer is streamed: path and body. `read` makes deltas of an event's JSON."""
-
-    path: str
-    body: Body
-    read: Callable[[Any], tuple[Delta, ...]]
+StreamCall = Call[tuple[Delta, ...]]
+"""One request whose answer is streamed. `read` makes deltas of an event's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +54,34 @@ class Options:
         return {key: value for key, value in named.items() if value is not None} | _chosen(sampling)
 
 
-def _again(kind: Any, *given: Any) -> Any:
-    """A client of class `kind` with the arguments of another one."""
-    base_url, api_key, model, timeout, max_retries = given
-    return kind(base_url, api_key=api_key, model=model, timeout=timeout, max_retries=max_retries)
-
-
 class Requester:
     """The server that requests go to, the model that they name, and how each task is one of them.
 
     Both clients say how a request is sent; of which types the results are, `Surface` says.
     """
 
-    def __init__(self, address: Address, model: str | None, given: tuple[Any, ...]) -> None:
-        """`given`: the client's arguments, in their order."""
-        self._address = address
-        self._model = model
-        self._given = given
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        given: Any = {"api_key": api_key, "model": model, "timeout": timeout, "max_retries": max_retries}
+        self._given = partial(type(self), base_url, **given)
+        self._address, self._model = address_of(base_url), model
+        options = sdk_options(self._address, api_key, timeout, max_retries)
+        self._connect(options, {"timeout": options["timeout"], "trust_env": reads_environment(self._address)})
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[[], "Requester"], tuple[()]]:
         """Pickled and copied as its arguments: connections stay in their process, and their client's."""
-        return _again, (type(self), *self._given)
+        return self._given, ()
+
+    @abstractmethod
+    def _connect(self, options: dict[str, Any], http: dict[str, Any]) -> None:
+        """Make the SDK's client of `options`, on an HTTP client of `http`."""
 
     @abstractmethod
     def _send(self, make: Callable[[], Call[Any]]) -> Any:
@@ -166,13 +169,13 @@ def chat(messages: Spoken | Sequence[Spoken] | Sequence[Body], options: Options)
 
 def streamed_task(call: Call[Caption] | Call[Answer]) -> StreamCall:
     """Call of a task, streamed."""
-    return StreamCall(call.path, call.body | {"stream": True}, answers.task_deltas)
+    return Call(call.path, call.body | {"stream": True}, answers.task_deltas)
 
 
 def streamed_chat(call: Call[Reply]) -> StreamCall:
     """Call of a conversation, streamed."""
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    return StreamCall(call.path, call.body | options, answers.chat_deltas)
+    return Call(call.path, call.body | options, answers.chat_deltas)
 
 
 def _chosen(sampling: SamplingParams) -> Body:
