@@ -94,7 +94,8 @@ def test_no_torch_and_nothing_slow_is_imported() -> None:
     code = (
         "import sys\nfrom snugvl.cli.app import run\n"
         f"assert run({['plan', MODEL, *CARD]!r}) == 0\n"
-        "bad = {'torch', 'transformers', 'numpy', 'PIL', 'rich.progress', 'huggingface_hub'}\n"
+        "bad = {'torch', 'transformers', 'numpy', 'PIL', 'rich.progress', 'huggingface_hub',"
+        " 'importlib.metadata'}\n"
         "print('LOADED', sorted(bad & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

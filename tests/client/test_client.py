@@ -21,7 +21,7 @@ from PIL import Image
 import snugvl
 from snugvl import AsyncClient, Client, Model, SamplingParams, user
 from snugvl.backends.native.backend import NativeBackend
-from snugvl.client.calls import StreamCall
+from snugvl.client.calls import Call
 from snugvl.client.clients import AHEAD, AsyncClientStream
 from snugvl.client.connection import DEFAULT_URL, address_of
 from snugvl.core.messages import NO_MORE, Delta, Message, Text, ToolCall
@@ -410,7 +410,7 @@ def test_a_stream_that_nobody_reads_is_not_read_ahead_without_end() -> None:
             read = -1
 
     async def test() -> None:
-        call = StreamCall("/v1/chat/completions", {}, lambda number: (Delta(str(number)),))
+        call = Call("/v1/chat/completions", {}, lambda number: (Delta(str(number)),))
         events: Any = Events()
         async with AsyncClientStream(address_of(DEFAULT_URL), call, events, lambda: False) as stream:
             assert (await anext(stream)).text == "1"

@@ -225,7 +225,7 @@ def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     """The GPU with what a few checks and engines left in a cache folder of its own."""
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     monkeypatch.setattr(calibration, "torch_build", lambda: SimpleNamespace(version="2.13.0"))
-    monkeypatch.setattr(calibration.metadata, "version", lambda name: "3.7.1")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "3.7.1")
 
     def recalled(*checks: KernelCheck, engine: int = 0, gpu: Gpu = GPU) -> Gpu:
         for each in checks:

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snugvl.errors import DoesNotFit, RequestError
+from snugvl.planner import solve as solver
 from snugvl.planner.budget import budgets
 from snugvl.planner.capabilities import options
 from snugvl.planner.engines.native.hybrid import NATIVE_STEPS
@@ -94,6 +96,33 @@ def test_no_plan_exceeds_its_budget_or_ignores_a_wish(
         assert rejection.short_bytes > 0
         assert rejection.blame_bytes > 0
         assert rejection.blame
+
+
+@given(
+    total=st.integers(4 * 1024, 48 * 1024),
+    gpus=st.sampled_from([1, 2]),
+    led=st.booleans(),
+    wishes=wishes_strategy,
+)
+@example(8046, 1, True, Wishes())  # coarser weights reach what finer ones don't
+@example(22149, 1, False, Wishes(purpose="documents"))  # another engine is a runner-up
+@draws(10)
+def test_to_search_the_outdone_as_well_changes_no_plan(
+    total: int, gpus: int, led: bool, wishes: Wishes
+) -> None:
+    on, candidates = machine(total * MIB, gpus=gpus), CATALOGUE if led else CATALOGUE[4:5]
+    plan = solve(candidates, on, wishes)
+    with mock.patch.object(solver, "_outdone", return_value=False):
+        assert solve(candidates, on, wishes) == plan
+
+
+def test_the_outdone_are_not_searched() -> None:
+    with mock.patch.object(solver, "_choice", wraps=solver._choice) as brought:
+        solve(CATALOGUE, machine(24 * GIB), Wishes(), reasons=False)
+        few = brought.call_count
+        with mock.patch.object(solver, "_outdone", return_value=False):
+            solve(CATALOGUE, machine(24 * GIB), Wishes(), reasons=False)
+    assert brought.call_count - few > 2 * few
 
 
 @given(free=st.integers(0, 200 * 1024))

@@ -3,10 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from snugvl.client import answers
-from snugvl.client.connection import Address
+from snugvl.client.connection import DEFAULT_URL, address_of, reads_environment, sdk_options
 from snugvl.client.pictures import is_shown_as_video, url_of
 from snugvl.core.messages import Delta, Part, Picture, Text, Video
 from snugvl.core.sampling import SamplingParams
@@ -31,37 +32,8 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCall:
-    """One request whose answer is streamed: path and body. `read` makes deltas of an event's JSON."""
-
-    path: str
-    body: Body
-    read: Callable[[Any], tuple[Delta, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options that every request has: model, sampling, pixels."""
-
-    model: str | None
-    sampling: SamplingParams | None = None
-    max_pixels: int | None = None
-    system: str | None = None
-
-    def body(self) -> Body:
-        """The fields of a task's request."""
-        sampling = self.sampling or SamplingParams()
-        if sampling.n != 1:
-            raise RequestError(f"a task gives one result: n must be 1, not {sampling.n}", field="n")
-        named = {"model": self.model, "max_pixels": self.max_pixels}
-        return {key: value for key, value in named.items() if value is not None} | _chosen(sampling)
-
-
-def _again(kind: Any, *given: Any) -> Any:
-    """A client of class `kind` with the arguments of another one."""
-    base_url, api_key, model, timeout, max_retries = given
-    return kind(base_url, api_key=api_key, model=model, timeout=timeout, max_retries=max_retries)
+StreamCall = Call[tuple[Delta, ...]]
+"""One request whose answer is streamed. `read` makes deltas of an event's JSON."""
 
 
 class Requester:
@@ -70,15 +42,28 @@ class Requester:
     Both clients say how a request is sent; of which types the results are, `Surface` says.
     """
 
-    def __init__(self, address: Address, model: str | None, given: tuple[Any, ...]) -> None:
-        """`given`: the client's arguments, in their order."""
-        self._address = address
-        self._model = model
-        self._given = given
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        given: Any = {"api_key": api_key, "model": model, "timeout": timeout, "max_retries": max_retries}
+        self._given = partial(type(self), base_url, **given)
+        self._address, self._model = address_of(base_url), model
+        options = sdk_options(self._address, api_key, timeout, max_retries)
+        self._connect(options, {"timeout": options["timeout"], "trust_env": reads_environment(self._address)})
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[[], "Requester"], tuple[()]]:
         """Pickled and copied as its arguments: connections stay in their process, and their client's."""
-        return _again, (type(self), *self._given)
+        return self._given, ()
+
+    @abstractmethod
+    def _connect(self, options: dict[str, Any], http: dict[str, Any]) -> None:
+        """Make the SDK's client of `options`, on an HTTP client of `http`."""
 
     @abstractmethod
     def _send(self, make: Callable[[], Call[Any]]) -> Any:
@@ -101,7 +86,7 @@ class Requester:
         return self._send(lambda: detect(image, objects, self._options(asked)))
 
     def _chat(self, messages: Spoken | Sequence[Spoken], asked: Asked) -> Any:
-        return self._send(lambda: chat(messages, self._options(asked)))
+        return self._send(lambda: chat(messages, asked, self._model))
 
     def _stream_caption(self, image: VisualSource, detail: Detail, asked: Asked) -> Any:
         return self._open(lambda: streamed_task(caption(image, detail, self._options(asked))))
@@ -110,25 +95,30 @@ class Requester:
         return self._open(lambda: streamed_task(ask(images, question, self._options(asked))))
 
     def _stream_chat(self, messages: Spoken | Sequence[Spoken], asked: Asked) -> Any:
-        return self._open(lambda: streamed_chat(chat(messages, self._options(asked))))
+        return self._open(lambda: streamed_chat(chat(messages, asked, self._model)))
 
-    def _options(self, asked: Asked) -> Options:
-        return Options(self._model, asked.sampling, asked.max_pixels, asked.system)
+    def _options(self, asked: Asked) -> Body:
+        """Fields that all tasks' requests have: model, sampling, pixels."""
+        sampling = asked.sampling or SamplingParams()
+        if sampling.n != 1:
+            raise RequestError(f"a task gives one result: n must be 1, not {sampling.n}", field="n")
+        named = {"model": self._model, "max_pixels": asked.max_pixels}
+        return {key: value for key, value in named.items() if value is not None} | _chosen(sampling)
 
     def __repr__(self) -> str:
         model = f", {self._model}" if self._model else ""
         return f"<snugvl.{type(self).__name__} {self._address.root}{model}>"
 
 
-def caption(image: VisualSource, detail: Detail, options: Options) -> Call[Caption]:
+def caption(image: VisualSource, detail: Detail, options: Body) -> Call[Caption]:
     """The request to `/v1/vision/caption`."""
     if detail not in CAPTION:
         raise RequestError(f"detail must be one of {', '.join(CAPTION)}, not {detail!r}", field="detail")
-    body = _shown(image) | {"detail": detail} | options.body()
+    body = _shown(image) | {"detail": detail} | options
     return Call("/v1/vision/caption", body, answers.result_reader(Caption))
 
 
-def ask(images: VisualSource | Sequence[VisualSource], question: str, options: Options) -> Call[Answer]:
+def ask(images: VisualSource | Sequence[VisualSource], question: str, options: Body) -> Call[Answer]:
     """The request to `/v1/vision/ask`. Raises RequestError without an image or a question."""
     check_question(images, question)
     shown = as_list(images)
@@ -137,42 +127,42 @@ def ask(images: VisualSource | Sequence[VisualSource], question: str, options: O
         raise RequestError("a question needs at least one image; `chat` works without", field="images")
     if not question.strip():
         raise RequestError("the question is empty", field="question")
-    body = {"images": urls, "question": question.strip()} | _video(shown) | options.body()
+    body = {"images": urls, "question": question.strip()} | _video(shown) | options
     return Call("/v1/vision/ask", body, answers.result_reader(Answer))
 
 
-def scene(image: VisualSource, options: Options) -> Call[Scene]:
+def scene(image: VisualSource, options: Body) -> Call[Scene]:
     """The request to `/v1/vision/scene`."""
-    body = _shown(image) | options.body()
+    body = _shown(image) | options
     return Call("/v1/vision/scene", body, answers.result_reader(Scene))
 
 
-def detect(image: ImageSource, objects: str | Sequence[str], options: Options) -> Call[Detections]:
+def detect(image: ImageSource, objects: str | Sequence[str], options: Body) -> Call[Detections]:
     """The request to `/v1/vision/detect`."""
-    body = {"image": url_of(image), "objects": list(check_names(objects))} | options.body()
+    body = {"image": url_of(image), "objects": list(check_names(objects))} | options
     return Call("/v1/vision/detect", body, answers.result_reader(Detections))
 
 
-def chat(messages: Spoken | Sequence[Spoken] | Sequence[Body], options: Options) -> Call[Reply]:
+def chat(messages: Spoken | Sequence[Spoken], asked: Asked, model: str | None) -> Call[Reply]:
     """The request to `/v1/chat/completions`."""
-    body = {"messages": [message_of(turn) for turn in turns(messages, options.system)]}
-    chosen = options.sampling or SamplingParams()
+    body = {"messages": [message_of(turn) for turn in turns(messages, asked.system)]}
+    chosen = asked.sampling or SamplingParams()
     sampling = _chosen(chosen)
     if chosen.logprobs is not None:
         sampling |= {"logprobs": True, "top_logprobs": chosen.logprobs}
-    model = {"model": options.model} if options.model is not None else {}
-    return Call("/v1/chat/completions", body | model | sampling, answers.reply)
+    named = {"model": model} if model is not None else {}
+    return Call("/v1/chat/completions", body | named | sampling, answers.reply)
 
 
 def streamed_task(call: Call[Caption] | Call[Answer]) -> StreamCall:
     """Call of a task, streamed."""
-    return StreamCall(call.path, call.body | {"stream": True}, answers.task_deltas)
+    return Call(call.path, call.body | {"stream": True}, answers.task_deltas)
 
 
 def streamed_chat(call: Call[Reply]) -> StreamCall:
     """Call of a conversation, streamed."""
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    return StreamCall(call.path, call.body | options, answers.chat_deltas)
+    return Call(call.path, call.body | options, answers.chat_deltas)
 
 
 def _chosen(sampling: SamplingParams) -> Body:

@@ -10,7 +10,7 @@ import openai
 
 from snugvl.client import answers, calls, connection
 from snugvl.client.answers import Memory, understood
-from snugvl.client.connection import DEFAULT_URL, Address, Sockets, address_of, answered, sdk_options
+from snugvl.client.connection import Address, Sockets, answered
 from snugvl.core.messages import NO_MORE, AsyncClosing, Closing, Delta
 from snugvl.core.service import Health
 from snugvl.tasks.conversation import AsyncConversation, Conversation
@@ -49,23 +49,10 @@ class Client(calls.Requester, Tasks, Closing):
         SnugvlError: what the server refused, as the exception that a loaded model raises.
     """
 
-    def __init__(
-        self,
-        base_url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        model: str | None = None,
-        timeout: float = 600.0,
-        max_retries: int = 2,
-    ) -> None:
-        super().__init__(address_of(base_url), model, (base_url, api_key, model, timeout, max_retries))
+    def _connect(self, options: dict[str, Any], http: dict[str, Any]) -> None:
         self._sockets = Sockets()
-        options = sdk_options(self._address, api_key, timeout, max_retries)
-        http_client = openai.DefaultHttpxClient(
-            timeout=options["timeout"],
-            trust_env=connection.reads_environment(self._address),
-            event_hooks={"request": [self._sockets.watch], "response": [answered]},
-        )
+        hooks: Any = {"request": [self._sockets.watch], "response": [answered]}
+        http_client = openai.DefaultHttpxClient(**http, event_hooks=hooks)
         self.openai = openai.OpenAI(**options, http_client=http_client)
 
     def _conversation(self, system: str | None) -> Conversation[calls.Body]:
@@ -183,22 +170,8 @@ class AsyncClient(
     Cancelling a call, or leaving a stream's `async with`, stops the server's work.
     """
 
-    def __init__(
-        self,
-        base_url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        model: str | None = None,
-        timeout: float = 600.0,
-        max_retries: int = 2,
-    ) -> None:
-        super().__init__(address_of(base_url), model, (base_url, api_key, model, timeout, max_retries))
-        options = sdk_options(self._address, api_key, timeout, max_retries)
-        http_client = openai.DefaultAsyncHttpxClient(
-            timeout=options["timeout"],
-            trust_env=connection.reads_environment(self._address),
-            event_hooks={"response": [_answered]},
-        )
+    def _connect(self, options: dict[str, Any], http: dict[str, Any]) -> None:
+        http_client = openai.DefaultAsyncHttpxClient(**http, event_hooks={"response": [_answered]})
         self.openai = openai.AsyncOpenAI(**options, http_client=http_client)
 
     def _conversation(self, system: str | None) -> AsyncConversation[calls.Body]:

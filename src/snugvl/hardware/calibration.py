@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -303,6 +302,8 @@ def _checks(gpu: Gpu, environ: Mapping[str, str]) -> list[KernelCheck]:
 
 def triton_version() -> str:
     """The version of Triton that is installed, without its build; empty without one."""
+    from importlib import metadata
+
     with suppress(metadata.PackageNotFoundError):
         return metadata.version("triton").partition("+")[0]
     return ""

@@ -11,7 +11,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -79,7 +78,7 @@ def build_tools(
     )
 
 
-def torch_build(version_of: Callable[[str], str] = metadata.version) -> TorchBuild | None:
+def torch_build(version_of: Callable[[str], str] | None = None) -> TorchBuild | None:
     """The installed torch, or None.
 
     A wheel of an index of its own says "+cpu" or "+cu128"; the plain one of the package index for Linux is a
@@ -125,9 +124,11 @@ def lacks_kernels(capability: tuple[int, int] | None, build: TorchBuild) -> str 
     return None
 
 
-def _version(version_of: Callable[[str], str], package: str) -> str | None:
+def _version(version_of: Callable[[str], str] | None, package: str) -> str | None:
+    from importlib import metadata  # it takes longer than a plan for a described GPU, which asks for none
+
     try:
-        return version_of(package)
+        return (version_of or metadata.version)(package)
     except metadata.PackageNotFoundError:
         return None
 

@@ -88,6 +88,11 @@ class Fitter:
         """See `costs.tier`."""
         return tier(self.option, fitted.settings, cpu=self.cpu)
 
+    @cached_property
+    def finest(self) -> int:
+        """The lowest tier of all settings: that with the best format of the cache."""
+        return tier(self.option, self.base(self.goals[0], self.kv_formats[0], Spread()), cpu=self.cpu)
+
     def _best_in(self, kv: KVFormat) -> Fitted | None:
         """The best settings with this KV format: those of the highest goal that fits, found by bisection, as
         goals are ordered.
@@ -119,15 +124,15 @@ class Fitter:
 
     def goal(self, fitted: Fitted) -> Goal:
         """The highest goal that the settings reach."""
-        within = [
+        within = (
             goal
-            for goal in self.goals
+            for goal in reversed(self.goals)
             if goal.tokens <= fitted.tokens
             and goal.context <= fitted.settings.context
             and goal.pool <= fitted.settings.kv_tokens
             and goal.sequences <= fitted.settings.sequences * fitted.settings.data_parallel
-        ]
-        return within[-1] if within else self.goals[0]
+        )
+        return next(within, self.goals[0])
 
     def comfort(self, fitted: Fitted, *, led: bool = False) -> Step:
         """How far towards comfort the settings come: each of the four numbers of a goal, capped at comfort.
@@ -358,8 +363,8 @@ class Fitter:
     def _quicker(self, settings: Settings) -> Settings:
         """The settings with all that only saves time, each where plenty stays free beside it: more sequences
         at once, kept encodings, CUDA graphs of prompts."""
-        if self.cpu:
-            return settings
+        if self.cpu or (self.spare_bytes(settings) < ROOMY_BYTES and not settings.draft_graphs):
+            return settings  # all but graphs of drafts, in whose place others come, takes memory
         more = settings._replace(
             sequences=2 * settings.sequences, state_snapshots=2 * settings.state_snapshots
         )

@@ -161,5 +161,5 @@ def comfort(goal: Goal, purpose: PurposeName, *, fixed_tokens: bool) -> Step:
     most = COMFORT[purpose]
     step = goal.counted or goal.step
     reached = (most[0], *step[1:]) if fixed_tokens and purpose != "documents" else step
-    tokens, context, pool, sequences = (min(pair) for pair in zip(reached, most, strict=True))
+    tokens, context, pool, sequences = map(min, reached, most)
     return tokens, context, pool, sequences

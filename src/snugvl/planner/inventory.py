@@ -1,12 +1,12 @@
 """A model's tensors in groups of equal ones, so that a plan needn't walk a thousand names, and the widths of
 its vectors, in which the formulas are written."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from snugvl.checkpoint.facts import PREDICTOR, KVLayer, ModelFacts, Role, TensorFact
 from snugvl.checkpoint.gguf_network import BLOCKS
@@ -75,8 +75,10 @@ class Inventory:
         text = self.facts.text
         if text.mixture is not None:  # files may have each expert by itself
             return text.mixture.used / text.mixture.count
+        if not text.experts_used:
+            return 1.0
         stored = next((tensor.shape for tensor in self.facts.tensors if tensor.role == "expert"), None)
-        return text.experts_used / stored[0] if stored and text.experts_used else 1.0
+        return text.experts_used / stored[0] if stored else 1.0
 
     def has(self, kind: Kind, *parts: Part) -> bool:
         """Whether there are tensors of a kind, in any of these parts, or anywhere."""
@@ -91,16 +93,9 @@ def _has(model: Inventory, kind: Kind, parts: tuple[Part, ...]) -> bool:
 @lru_cache(maxsize=128)  # more than the catalogue has forms: what is derived of one serves the next plan
 def inventory(facts: ModelFacts) -> Inventory:
     """Group the tensors of a model, without a stored lm_head that is tied: no engine loads it."""
-    alike: dict[tuple[Any, ...], list[TensorFact]] = defaultdict(list)  # quicker than a group for each tensor
-    for tensor in facts.tensors:
-        named = tensor.name.endswith(POSITIONS), tensor.name.startswith(PREDICTOR), _of_expert(tensor)
-        alike[tensor.role, tensor.dtype, tensor.shape, tensor.nbytes, tensor.loaded, named].append(tensor)
-    counts: dict[TensorGroup, int] = defaultdict(int)
-    for tensors in alike.values():
-        one = group_of(tensors[0])
-        if tensors[0].loaded and not (one.part == "lm_head" and facts.tied):
-            counts[one] += len(tensors)
-    groups = tuple(replace(one, count=count) for one, count in counts.items())
+    counts = Counter(group_of(tensor) for tensor in facts.tensors if tensor.loaded)
+    unused = "lm_head" if facts.tied else None
+    groups = tuple(replace(one, count=count) for one, count in counts.items() if one.part != unused)
     parameters = sum(
         each.elements * each.count for each in groups if each.kind not in ("scale", "scale8", "packed")
     )
@@ -110,28 +105,33 @@ def inventory(facts: ModelFacts) -> Inventory:
 
 def group_of(tensor: TensorFact) -> TensorGroup:
     """One tensor as a group of its own."""
-    rest: Part = "predictor" if tensor.name.startswith(PREDICTOR) else "decoder"
-    part = _PARTS.get(tensor.role, rest)
-    return TensorGroup(part, _kind(tensor, part), tensor.shape, tensor.nbytes, 1, _of_expert(tensor))
+    name, role = tensor.name, tensor.role
+    rest: Part = "predictor" if name.startswith(PREDICTOR) else "decoder"
+    expert = role == "expert" or (role in ("scale", "scale8") and ".experts." in name)
+    part = _PARTS.get(role, rest)
+    return _group(part, role, tensor.dtype, tensor.shape, tensor.nbytes, expert, name.endswith(POSITIONS))
 
 
-def _of_expert(tensor: TensorFact) -> bool:
-    scale = tensor.role in ("scale", "scale8")
-    return tensor.role == "expert" or (scale and ".experts." in tensor.name)
+@lru_cache(maxsize=4096)  # of hundreds of thousands of tensors few differ
+def _group(
+    part: Part, role: Role, dtype: str, shape: tuple[int, ...], nbytes: int, expert: bool, positions: bool
+) -> TensorGroup:
+    """A group of one tensor. `positions`: whether it has learned ones."""
+    return TensorGroup(part, _kind(part, role, dtype, shape, positions), shape, nbytes, 1, expert)
 
 
-def _kind(tensor: TensorFact, part: Part) -> Kind:
-    if tensor.role in ("scale", "scale8"):
-        return tensor.role
-    if tensor.dtype.startswith("F8"):
+def _kind(part: Part, role: Role, dtype: str, shape: tuple[int, ...], positions: bool) -> Kind:
+    if role in ("scale", "scale8"):
+        return role
+    if dtype.startswith("F8"):
         return "fp8"
-    if tensor.dtype not in PLAIN:
-        return "blocks" if tensor.dtype in BLOCKS else "packed"
+    if dtype not in PLAIN:
+        return "blocks" if dtype in BLOCKS else "packed"
     # Learned positions are looked up, not multiplied; patches are embedded by a tensor of more dimensions.
-    if part == "vision" and len(tensor.shape) == 2 and not tensor.name.endswith(POSITIONS):
+    if part == "vision" and len(shape) == 2 and not positions:
         return "tower"
     layer = part in ("decoder", "predictor")
-    return "matrix" if layer and tensor.role in ("linear", "expert") else "plain"
+    return "matrix" if layer and role in ("linear", "expert") else "plain"
 
 
 @dataclass(frozen=True, slots=True)

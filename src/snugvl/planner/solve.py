@@ -189,7 +189,25 @@ def _named_otherwise(choice: Choice, fitters: Sequence[Fitter]) -> frozenset[str
 
 
 def _choices(fitters: Sequence[Fitter], *, led: bool = False) -> list[Choice]:
-    return [_choice(fitter, fitted, led=led) for fitter in fitters if (fitted := fitter.best) is not None]
+    """The best of each option of a model, but of those that `_outdone` rules out: to find the best takes most
+    of a plan's time."""
+    found: list[Choice] = []
+    for fitter in fitters:
+        outdone = any(_outdone(fitter, choice, led=led) for choice in found)
+        if not outdone and (fitted := fitter.best) is not None:
+            found.append(_choice(fitter, fitted, led=led))
+    return found
+
+
+def _outdone(fitter: Fitter, choice: Choice, *, led: bool) -> bool:
+    """Whether all that an option can reach is worse than a choice of the same engine with the tower in the
+    same place: that one has comfort, in finer formats. `_placed` asks for sight as well, but not where the
+    plan chooses the model."""
+    mine, other, score = fitter.option, choice.option, choice.score
+    alike = mine.engine == other.engine and mine.streams == other.streams
+    comfortable = score.comfort == COMFORT[fitter.wishes.good_for] and score.led == led
+    sees = led or score.sight >= fitter.goals[-1].step[:2]
+    return alike and comfortable and sees and score.format > -fitter.finest
 
 
 def _placed(fitters: Sequence[Fitter], choices: list[Choice]) -> list[Choice]:
@@ -312,7 +330,7 @@ def _decide(
     *,
     reasons: bool,
 ) -> Plan:
-    failed = [fitter for fitter in fitters if fitter.best is None]
+    failed = [fitter for fitter in fitters if not fitter.any]
     choices.sort(key=lambda choice: choice.score, reverse=True)
     best = choices[0] if choices else None
     rejections = _rejections(best, fitters, failed) if reasons else ()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +49,6 @@ from snugvl.quantize import passes, writing
 from snugvl.quantize.gguf_output import GgufOutput, GgufWriter
 from snugvl.quantize.grids import Grid
 from snugvl.quantize.passes import Matrix, Parts, Place, Rounds
-from snugvl.quantize.passes import Place as At
 from snugvl.quantize.rounding import SLICE_ROWS
 
 PIECE: Final = 512  # tokens of a text that are read together
@@ -171,12 +171,12 @@ class WidthOptions:
     @property
     def least(self) -> dict[Place, Grid]:
         """Each matrix's grid of the fewest bits."""
-        return {place: min(grids, key=_held) for place, grids in self.grids.items()}
+        return {place: min(grids, key=attrgetter("held_bits")) for place, grids in self.grids.items()}
 
     @property
     def most(self) -> dict[Place, Grid]:
         """Each matrix's grid of the most bits."""
-        return {place: max(grids, key=_held) for place, grids in self.grids.items()}
+        return {place: max(grids, key=attrgetter("held_bits")) for place, grids in self.grids.items()}
 
     def mean(self, chosen: Mapping[Place, Grid]) -> float:
         """Mean bits a weight under `chosen`."""
@@ -219,10 +219,6 @@ class WidthOptions:
     def _more(self, place: Place, now: Grid, then: Grid) -> float:
         """Number of bits that a matrix takes more under `then` than under `now`."""
         return (then.held_bits - now.held_bits) * self.matrices[place].weights
-
-
-def _held(grid: Grid) -> float:
-    return grid.held_bits
 
 
 def own_grids(columns: int, group: int | None) -> list[Grid]:
@@ -425,7 +421,7 @@ class QuantizeJob:
         release(self._place.device)
         return LayeredNetwork(self._opened(), self._place.device, told=self._clock.read)
 
-    def _costs(self) -> dict[At, dict[Grid, float]]:
+    def _costs(self) -> dict[Place, dict[Grid, float]]:
         self._clock.begin(MEASURE, MEASURE)
         with closing(self._network()) as network:
             network.readers = self.plan.passes[0].readers
@@ -515,7 +511,7 @@ class QuantizeJob:
         return max(map(len, self.material.prompts)) * (kept + made)
 
     def _made(
-        self, grids: Mapping[At, Grid], costs: dict[At, dict[Grid, float]], nbytes: int
+        self, grids: Mapping[Place, Grid], costs: dict[Place, dict[Grid, float]], nbytes: int
     ) -> WrittenCheckpoint:
         return WrittenCheckpoint(
             bits=self.choice.mean(grids),
@@ -548,7 +544,7 @@ def matrices_of(
     opened: OpenCheckpoint,
     fits: Callable[[Linear, Parts], bool],
     order: Callable[[Parts], torch.Tensor | None] = lambda _: None,
-) -> tuple[dict[At, Matrix], int]:
+) -> tuple[dict[Place, Matrix], int]:
     """(the decoder's matrices that can be rounded, the number of those that can't); `order`: of a matrix'
     columns."""
     parts: dict[int, list[tuple[str, int]]] = defaultdict(list)
@@ -568,7 +564,7 @@ def matrices_of(
     return found, wide
 
 
-def norms_of(opened: OpenCheckpoint, matrices: Mapping[At, Matrix]) -> dict[At, str]:
+def norms_of(opened: OpenCheckpoint, matrices: Mapping[Place, Matrix]) -> dict[Place, str]:
     """The checkpoint's name of the norm that each of these matrices alone reads."""
     targets = targets_of(opened.model)
     names = {id(target.parameter): opened.stored.entry(name).name for name, target in targets}
@@ -587,6 +583,6 @@ def _load(prompt: CheckedPrompt, side: Participant) -> QuestionMemory:
     return QuestionMemory(Extent(len(prompt), tokens, tokens * merge**2), 0, 0)
 
 
-def label(place: At) -> str:
+def label(place: Place) -> str:
     """The name of a matrix in results."""
     return f"layers.{place[0]}.{place[1]}"

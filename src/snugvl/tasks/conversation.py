@@ -16,6 +16,7 @@ from snugvl.tasks.ask import collect
 from snugvl.tasks.results import Reply
 
 M = TypeVar("M")
+StreamT = TypeVar("StreamT")
 
 
 class AsyncDeltas(Protocol):
@@ -26,11 +27,17 @@ class AsyncDeltas(Protocol):
     async def close(self) -> None: ...
 
 
-class _Remembers(Generic[M]):
-    """The messages so far, and how a turn becomes one."""
+class _Remembers(Generic[M, StreamT]):
+    """The messages so far, how a turn becomes one, and how they are answered."""
 
-    def __init__(self, take: Callable[[Turn], M], system: str | None, name: str) -> None:
-        self._take, self._name = take, name
+    def __init__(
+        self,
+        take: Callable[[Turn], M],
+        ask: Callable[[Sequence[M], SamplingParams | None], StreamT],
+        system: str | None,
+        name: str,
+    ) -> None:
+        self._take, self._ask, self._name = take, ask, name
         self._system = [take(turn) for turn in system_turn(system)]
         self._said: list[M] = []
 
@@ -56,7 +63,7 @@ class _Remembers(Generic[M]):
         return f"<conversation with {self._name}: {turns} {'turn' if turns == 1 else 'turns'}>"
 
 
-class Conversation(_Remembers[M]):
+class Conversation(_Remembers[M, Deltas]):
     """A conversation with a model, which is shown all earlier turns with each new one.
 
     Pictures stay in the context: each takes its tokens in every turn, until `RequestTooLarge` says that there
@@ -67,16 +74,6 @@ class Conversation(_Remembers[M]):
         print(chat.send("photo.jpg", "What is on the table?"))
         print(chat.send("And behind it?"))
     """
-
-    def __init__(
-        self,
-        take: Callable[[Turn], M],
-        ask: Callable[[Sequence[M], SamplingParams | None], Deltas],
-        system: str | None,
-        name: str,
-    ) -> None:
-        super().__init__(take, system, name)
-        self._ask = ask
 
     @arguments_hinted
     def send(
@@ -125,11 +122,11 @@ class Conversation(_Remembers[M]):
         return ConversationStream(deltas, lambda answer: self._remember(mine, answer))
 
 
-class _Heard:
+class _Heard(Generic[StreamT]):
     """Collects the pieces of an answer and adds it to a conversation once, unless it ended in an error."""
 
-    def __init__(self, remember: Callable[[str], None]) -> None:
-        self._remember = remember
+    def __init__(self, deltas: StreamT, remember: Callable[[str], None]) -> None:
+        self._deltas, self._remember = deltas, remember
         self._pieces: list[str] = []
         self._open = True
 
@@ -139,12 +136,8 @@ class _Heard:
             self._remember("".join(self._pieces))
 
 
-class ConversationStream(_Heard, Closing):
+class ConversationStream(_Heard[Deltas], Closing):
     """An answer as it comes; when it has ended, or is closed, it is part of the conversation."""
-
-    def __init__(self, deltas: Deltas, remember: Callable[[str], None]) -> None:
-        super().__init__(remember)
-        self._deltas = deltas
 
     def __iter__(self) -> Self:
         return self
@@ -167,7 +160,7 @@ class ConversationStream(_Heard, Closing):
         self._end()
 
 
-class AsyncConversation(_Remembers[M]):
+class AsyncConversation(_Remembers[M, Awaitable[AsyncDeltas]]):
     """`Conversation` for an event loop: the same methods as coroutines.
 
     Example:
@@ -177,16 +170,6 @@ class AsyncConversation(_Remembers[M]):
             async for delta in stream:
                 print(delta, end="", flush=True)
     """
-
-    def __init__(
-        self,
-        take: Callable[[Turn], M],
-        ask: Callable[[Sequence[M], SamplingParams | None], Awaitable[AsyncDeltas]],
-        system: str | None,
-        name: str,
-    ) -> None:
-        super().__init__(take, system, name)
-        self._ask = ask
 
     async def send(
         self,
@@ -216,12 +199,8 @@ class AsyncConversation(_Remembers[M]):
         return AsyncConversationStream(deltas, lambda answer: self._remember(mine, answer))
 
 
-class AsyncConversationStream(_Heard, AsyncClosing):
+class AsyncConversationStream(_Heard[AsyncDeltas], AsyncClosing):
     """An answer as it comes, in an event loop; see `ConversationStream`."""
-
-    def __init__(self, deltas: AsyncDeltas, remember: Callable[[str], None]) -> None:
-        super().__init__(remember)
-        self._deltas = deltas
 
     def __aiter__(self) -> Self:
         return self

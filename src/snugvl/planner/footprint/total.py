@@ -185,7 +185,7 @@ class Footprint:
 
 def footprint_of(components: Iterable[Component]) -> Footprint:
     """A footprint of those components that take any memory."""
-    return Footprint(tuple(component for component in components if component.nbytes))
+    return Footprint(tuple([component for component in components if component.nbytes]))
 
 
 @dataclass(frozen=True, slots=True)

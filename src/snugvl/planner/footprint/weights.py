@@ -136,13 +136,15 @@ def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int
     return rows * columns * form.bits // 8, -(-rows * columns // (form.block or columns)) * WIDE_SCALE_BYTES
 
 
+@lru_cache(maxsize=128)
 def keeps_fp8(model: Inventory) -> bool:
     """Whether our engine keeps the FP8 of a checkpoint: its blocks are 128 × 128, the kernels' own, and end
     where the rows of an expert's gate do, and those of each part of a joined matrix."""
     mixture = model.facts.text.mixture
     if model.facts.quantization != "fp8" or (mixture is not None and mixture.width % GROUP):
         return False
-    if any(_cuts_blocks(alike) for alike, _ in _matrices(model)):
+    odd = any(group.shape[-2] % GROUP for group in _in_fp8(model.groups))
+    if odd and any(_cuts_blocks(alike) for alike, _ in _matrices(model)):
         return False
     scales = sum(group.elements * group.count for group in model.groups if group.kind == "scale")
     blocks = sum(
@@ -206,7 +208,7 @@ def sizes(
     model: Inventory, settings: Settings, part: Part, *, experts: bool = False
 ) -> Iterator[tuple[int, int]]:
     """(bytes, count) of the tensors of one part, or of its experts alone."""
-    packed = any(group.kind in ("packed", "blocks") for group in model.groups)
+    packed = model.has("packed") or model.has("blocks")
     for group in model.groups:
         if group.part != part or (experts and not group.expert):
             continue
@@ -259,7 +261,7 @@ def _joined_mixed(model: Inventory, settings: Settings) -> Iterator[tuple[int, i
 
 def _planes(alike: Matrix, model: Inventory, settings: Settings) -> list[int]:
     """Bytes of the tensors that a matrix becomes: codes, scales, zero points."""
-    packed = any(group.kind in ("packed", "blocks") for group in model.groups)
+    packed = model.has("packed") or model.has("blocks")
     made: dict[int, int] = defaultdict(int)
     for group, many in alike:
         parts = prequantized_parts(group, settings, model.facts) if packed else loaded_parts(group, settings)
@@ -327,7 +329,10 @@ def _matrices(model: Inventory) -> tuple[tuple[Matrix, int], ...]:
         group = group_of(tensor)
         if group.part == "decoder" and tensor.loaded:
             made[JOINED.sub(_matrix, tensor.name)][group] += 1
-    return tuple(Counter(tuple(sorted(each.items(), key=repr)) for each in made.values()).items())
+    found: dict[Matrix, int] = defaultdict(int)
+    for alike, many in Counter(tuple(each.items()) for each in made.values()).items():
+        found[tuple(sorted(alike, key=repr))] += many
+    return tuple(found.items())
 
 
 def weight_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
