@@ -187,11 +187,11 @@ def importance(model: LoadableNetwork, processor: Processor, texts: Given) -> di
 
 def rounded_by_peer(
     library: Path, source: Path, out: Path, kind: str, rows: Mapping[str, torch.Tensor]
-) -> float:
+) -> tuple[float, Counter[str]]:
     """Let llama.cpp round the GGUF `source` to a type of file; what it means is written to `out`, in float32.
 
     Returns:
-        Bits of a weight of the decoder's matrices.
+        Bits of a weight of the decoder's matrices, and how many of them are of which type.
     """
     given = [ImportanceRow(name.encode(), each.data_ptr(), len(each)) for name, each in rows.items()]
     llama = ctypes.CDLL(str(library))
@@ -205,10 +205,28 @@ def rounded_by_peer(
     if llama.llama_model_quantize(str(source).encode(), str(made).encode(), parameters):
         raise SystemExit(f"llama.cpp could not round {source} to {kind}")
     inner = [each for each in gguf.GGUFReader(made).tensors if each.name in rows]
-    print(kind, Counter(each.tensor_type.name for each in inner), flush=True)
     rewrite(made, out, lambda each: (gguf.quants.dequantize(each.data, each.tensor_type), None))
     made.unlink()
-    return 8 * sum(int(each.n_bytes) for each in inner) / sum(int(each.n_elements) for each in inner)
+    bits_held = 8 * sum(int(each.n_bytes) for each in inner) / sum(int(each.n_elements) for each in inner)
+    return bits_held, Counter(each.tensor_type.name for each in inner)
+
+
+def begun(release: Release, answer_tokens: int, file: Path | None) -> dict[str, Any]:
+    """Results to which rows are added: those of `file`, its machine included, where it is there already.
+
+    Raises:
+        SystemExit: the file's rows were judged on other answers.
+    """
+    made: dict[str, Any] = {"model": release.filename, "answer_tokens": answer_tokens, "ways": {}}
+    if file is None or not file.exists():
+        return made
+    kept: dict[str, Any] = json.loads(file.read_text())
+    if any(kept[name] != made[name] for name in ("model", "answer_tokens")):
+        raise SystemExit(
+            f"{file} has rows of {kept['model']}, {kept['answer_tokens']} tokens of answers; "
+            f"these are of {made['model']}, {answer_tokens}: name another --json"
+        )
+    return kept
 
 
 @torch.inference_mode()
@@ -252,14 +270,13 @@ def main() -> None:
     library, *types = asked.peers or ("",)
     important = importance(exact_model, processor, texts) if types else {}
     del exact_model
-    results: dict[str, Any] = {"model": release.filename, "answer_tokens": len(exact[0]), "ways": {}}
-    if (asked.only is not None or peer) and asked.json is not None and asked.json.exists():
-        results["ways"] = json.loads(asked.json.read_text())["ways"]
+    added = asked.only is not None or peer is not None or bool(types)
+    results = begun(release, len(exact[0]), asked.json if added else None)
 
     def judged(name: str, model: LoadableNetwork, held: float, more: dict[str, Any]) -> None:
         ours = logits(model)
         row = compared(ours[0], exact[0]) | {"text_kl_nats": compared(ours[1], exact[1])["kl_nats"]}
-        row |= {"bits": held} | more
+        row |= {"bits": held, "machine": machine.describe()} | more
         results["ways"][name] = row
         print(f"{name:<56}{row['kl_nats']:>9.4f}{row['top1_agreement']:>8.1%}", end="")
         print(f"{row['text_kl_nats']:>10.4f}{row['bits']:>7.2f}  {more.get('widths', '')}", flush=True)
@@ -270,8 +287,10 @@ def main() -> None:
         if types:
             export(str(folder), source)
         for kind in types:
-            held = rounded_by_peer(Path(library), source, out, kind, important)
-            judged(f"llama.cpp's {kind}, importance matrix", as_written(out, device)[0], held, {})
+            held, counts = rounded_by_peer(Path(library), source, out, kind, important)
+            model = as_written(out, device)[0]
+            judged(f"llama.cpp's {kind}, importance matrix", model, held, {"types": dict(counts)})
+            del model
             machine.save(f"{release.name}/quantized", results, asked.json)
     if peer is not None:
         ids = [*pieces(processor, texts)]
