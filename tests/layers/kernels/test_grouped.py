@@ -7,7 +7,6 @@ import torch
 
 from snugvl.layers.experts import ExpertRound, Experts, added, chosen, scored
 from snugvl.layers.ggml import GgmlType
-from snugvl.layers.kernels.products import grouped
 from snugvl.layers.kernels.products.grouped import Groups, add, choose_experts, score
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import FormatName
@@ -83,8 +82,8 @@ def test_groups_of_32_columns(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int4"])
-@pytest.mark.parametrize(("tokens", "most"), [(9, grouped.FEW), (70, 90)])
-@pytest.mark.sample("9-64-bf16", "70-90-int4")
+@pytest.mark.parametrize(("tokens", "most"), [(2, 20), (9, 20), (70, 90)])
+@pytest.mark.sample("9-20-bf16", "70-90-int4")
 def test_a_row_depends_on_no_company(kind: FormatName, tokens: int, most: int, device: torch.device) -> None:
     """Whatever else a step of its size has, and wherever its row stands in a tile: bit by bit on a GPU.
 

@@ -26,7 +26,11 @@ from snugvl.layers.kernels.products.weights import STORED_AS, operands
 from snugvl.layers.weights import GROUP, Weights
 
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-FEW = 64  # tokens of a step up to which tiles are low
+FEW_EACH = 8  # pairs of an expert, if all had as many, up to which tiles are low
+FEW_TOKENS = (
+    4  # of a step, from which there are tiles enough for all multiprocessors though they have more rows
+)
+ROUTER_COLUMNS = 512  # at a time: with less a router's few programs wait for one load after the other
 STEP = 1024  # pairs that a program looks at, and values of a row that one adds, at a time
 
 
@@ -61,11 +65,13 @@ def score(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`x` `[tokens, columns]` times `weight` in float32; of a row the same whatever rows are beside it."""
     tokens, (rows, columns) = len(x), weight.shape
     out = torch.empty(tokens, rows, dtype=torch.float32, device=x.device)
+    wide = x.element_size() == 2 and tensor_cores(x.device)  # else operands are in registers as a whole
     if tokens:
         gemm[(triton.cdiv(tokens, 16) * triton.cdiv(rows, 16), 1)](
             x, weight, weight, weight, x, x, out, x, x, tokens, rows, K=columns, FORMAT=STORED_AS["bf16"],
-            GROUP=gcd(columns, GROUP), BM=16, BN=16, SPLIT=1, BAND=8, HAS_BIAS=False, HAS_RESIDUAL=False,
-            SWIGLU=False, NATIVE=False, KIND=KINDS[x.dtype], num_warps=4, num_stages=3,
+            GROUP=gcd(columns, ROUTER_COLUMNS if wide else GROUP), BM=16, BN=16, SPLIT=1, BAND=8,
+            HAS_BIAS=False, HAS_RESIDUAL=False, SWIGLU=False, NATIVE=False, KIND=KINDS[x.dtype],
+            num_warps=4, num_stages=3,
         )  # fmt: skip
     return out
 
@@ -148,18 +154,21 @@ def grouped(
         return
     local = tl.program_id(1) * BN + tl.arange(0, BN)
     live = local < N
-    rows = slot.to(tl.int64) * (2 * N if SWIGLU else N) + local
     tokens = tl.where(has, pairs // EACH, M)
     groups: tl.constexpr = K // GROUP
-    acc = product_of(
-        x, w, scale, zero, tokens, rows, 0, groups, M, live, K, FORMAT, GROUP, BM, BN, NATIVE, KIND
-    )
-    if SWIGLU:
-        up = product_of(
-            x, w, scale, zero, tokens, rows + N, 0, groups, M, live, K, FORMAT, GROUP, BM, BN, NATIVE, KIND
+    if SWIGLU:  # a row of gate beside that of up which it opens, in one product
+        row = tl.program_id(1) * BN + tl.arange(0, 2 * BN) // 2
+        rows = slot.to(tl.int64) * (2 * N) + row + tl.arange(0, 2 * BN) % 2 * N
+        both = product_of(
+            x, w, scale, zero, tokens, rows, 0, groups, M, row < N, K, FORMAT, GROUP, BM, 2 * BN, NATIVE, KIND
         )
-        acc = swiglu(acc, up, KIND)
+        gate, up = tl.split(tl.permute(tl.reshape(both, [BN, 2, BM]), [0, 2, 1]))
+        acc = swiglu(gate, up, KIND)
     else:
+        rows = slot.to(tl.int64) * N + local
+        acc = product_of(
+            x, w, scale, zero, tokens, rows, 0, groups, M, live, K, FORMAT, GROUP, BM, BN, NATIVE, KIND
+        )
         acc = acc.to(KIND).to(tl.float32) * tl.load(factors + pairs, mask=has, other=0)[None, :]
     y = tl.trans(acc)  # [BM, BN]: written along the rows of the output
     at = pairs.to(tl.int64)[:, None] * N + local[None, :]
@@ -199,12 +208,23 @@ class Groups:
     def __init__(self, ids: torch.Tensor, count: int) -> None:
         """`ids` `[tokens, used]` int32 of `count` experts."""
         pairs, device = ids.numel(), ids.device
-        self.count, self.low = count, len(ids) <= FEW
-        self.high = 16 if self.low or not tensor_cores(device) else 64
+        self.count, self.low = count, pairs <= FEW_EACH * count
+        self.few, self.loops = len(ids) < FEW_TOKENS, not tensor_cores(device)
+        self.high = 16 if self.low or self.loops else 64
         self.counts = torch.empty(count, dtype=torch.int32, device=device)
         self.order = torch.empty(pairs, dtype=torch.int32, device=device)
         self.tiles = min(pairs, count) + pairs // self.high
         sort_pairs[(count,)](ids, self.counts, self.order, pairs, STEP=STEP, num_warps=4)
+
+    def _tile(self, weights: Weights, *, gated: bool) -> tuple[int, int]:
+        """Outputs of a tile, and warps; measured for FP8 on an H200. `gated`: an output has two rows."""
+        if weights.format == "ggml":  # its values take more registers on their way, and it is two products
+            return (16, 4) if self.low else (32, 8 if gated else 4)
+        if self.loops:  # operands are in registers as a whole
+            return (16 if gated else 32, 4) if self.low else (32 if gated else 64, 8 if gated else 4)
+        if weights.format in ("fp8", "int8") and not self.few:
+            return 64 if gated else 128, 2 if self.low else 4
+        return 32 if gated or self.low else 64, 4
 
     def multiply(self, x: torch.Tensor, part: ExpertRound, shares: torch.Tensor, out: torch.Tensor) -> None:
         """Write to `out` `[tokens, used, hidden]` what a round's experts make of `x` `[tokens, hidden]`."""
@@ -219,15 +239,14 @@ class Groups:
     ) -> None:  # fmt: skip
         """`factors`: of each pair; None where gate and up become one."""
         outputs, columns = out.shape[1], weights.columns
-        rows = 32 if self.low else 64
-        if weights.format == "ggml":  # whose values take more registers on their way
-            rows //= 2
+        gated = factors is None
+        rows, warps = self._tile(weights, gated=gated)
         pairs = (factors if factors is not None else x, out, self.counts, self.order)
         chosen = {
             "K": columns, "COUNT": self.count, "WIDE": triton.next_power_of_2(self.count), "EACH": each,
-            "BM": self.high, "BN": rows, "SWIGLU": factors is None, "HAS_SLOTS": slots is not None,
+            "BM": self.high, "BN": rows, "SWIGLU": gated, "HAS_SLOTS": slots is not None,
             "KIND": KINDS[x.dtype],
-            "num_warps": 8 if factors is None and not self.low else 4,  # two products at once in registers
+            "num_warps": warps,
             "num_stages": 3 if x.element_size() == 2 else 1,
         }  # fmt: skip
         where = self.counts if slots is None else slots
