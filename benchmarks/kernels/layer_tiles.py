@@ -28,7 +28,6 @@ import torch
 import machine
 from bandwidth import held_to
 from kernels.kernel_tiles import SHAPES, TOLERANCE, copy, in_parts, random_weights
-from snugvl.core.formats import FEW_BITS
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kernels.products import linear, tiles
 from snugvl.layers.kv_cache import KVCache
@@ -43,21 +42,10 @@ HEADS = {  # heads, KV heads, dim, layers; of Qwen3.5 as if all had attention, a
     "qwen3.5-4b": (16, 8, 256, 32),
 }
 Tile = tuple[int, int, int, bool]  # as `Fragments`
-NARROW: tuple[Tile, ...] = (
-    (8, 4, 0, False), (8, 4, 0, True), (4, 4, 0, False), (4, 4, 0, True), (8, 2, 0, False), (8, 2, 0, True),
-    (4, 2, 0, True), (16, 4, 0, False), (16, 4, 0, True), (16, 2, 0, True), (4, 8, 0, True), (8, 8, 0, True),
-)  # fmt: skip
-INT4: dict[str, tuple[Tile, ...]] = {
-    "gate_up": (
-        (8, 4, 2, False), (8, 4, 3, False), (8, 4, 4, False), (8, 4, 4, True), (8, 4, 5, False),
-        (16, 4, 2, False), (16, 4, 3, False), (8, 2, 4, False), (8, 2, 6, False), (8, 2, 8, False),
-        (16, 2, 4, False), (16, 2, 6, False), (4, 2, 8, False), (4, 1, 8, False), (8, 1, 8, False),
-        (16, 4, 0, False), (8, 4, 0, False), (16, 2, 0, False),
-    ),
-    "qkv": (*NARROW, (16, 4, 3, False), (16, 2, 6, False), (8, 4, 3, False), (16, 1, 0, False)),
-    "o": NARROW,
-    "down": NARROW,
-}  # fmt: skip
+CODES: tuple[Tile, ...] = (
+    *combinations((16, 32), (2, 4, 8, 16), (0,), (False, True)),
+    *combinations((16,), (2, 4, 8, 16), (1, 2, 3, 4, 6), (False,)),
+)
 BYTE: tuple[Tile, ...] = tuple(combinations((2, 4, 8, 16), (1, 2, 4, 8), (0,), (False, True)))
 BYTE_ROUNDS: tuple[Tile, ...] = tuple(combinations((4, 8, 16), (1, 2, 4), (2, 4, 8), (False,)))
 BF16: tuple[Tile, ...] = tuple(combinations((2, 4, 8), (2, 4, 8, 16), (0,), (False, True)))
@@ -74,10 +62,13 @@ class Candidate:
 
 
 def tiles_of(kind: FormatName, size: str, name: str) -> tuple[Tile, ...]:
-    """What is tried; of bf16 and bytes what a thread's registers have room for."""
-    if kind in FEW_BITS:
-        return INT4[name]
+    """What is tried; as far as a thread's registers have room."""
     rows, columns, _ = SHAPES[size][name]
+    if kind == "int4":  # registers of a slice: 36 of 16 rows, and as many of the next ones, 10 of the input
+        slices = {tile: -(-columns // (512 * tile[1])) for tile in CODES}
+        return tuple(
+            tile for tile in CODES if slices[tile] * (36 * tile[0] // 16 * (1 + bool(tile[2])) + 10) <= 250
+        )  # fmt: skip
     tried, slice_ = (BF16 + BF16_ROUNDS, 256) if kind == "bf16" else (BYTE + BYTE_ROUNDS, 512)
     tried = tried if rows >= 6144 else tuple(tile for tile in tried if not tile[2])
     return tuple(tile for tile in tried if tile[0] * -(-columns // (slice_ * tile[1])) <= 32)
@@ -112,6 +103,7 @@ def chosen(size: str, wanted: dict[str, Tile | None]) -> Iterator[None]:
 
     with (
         mock.patch.object(linear, "codes_tile", taking(tiles.codes_tile)),
+        mock.patch.object(linear, "planes_tile", taking(tiles.planes_tile)),
         mock.patch.object(linear, "bf16_tile", taking(tiles.bf16_tile)),
         mock.patch.object(linear, "byte_tile", taking(tiles.byte_tile)),
     ):

@@ -9,11 +9,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from snugvl.layers.kernels.products import lone_bf16, lone_byte, lone_codes
+from snugvl.layers.kernels.products import lone_bf16, lone_byte, lone_codes, lone_planes
 from tests.layers.kernels.test_unpack import execute
 from tests.layers.kernels.test_unpack import halves as bf16_halves
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 LANES = 32
 
 
@@ -80,9 +81,89 @@ def run(assembly: str, inputs: list[list[int]], sums: Floats | None = None) -> F
     return results
 
 
-@pytest.mark.parametrize("bits", [4, 5, 6])
+def multiplied_bytes(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]], c: Integers) -> Integers:
+    """`mma.m16n8k32` of bytes: registers of every lane; PTX ISA, "Matrix fragments for mma.m16n8k32"."""
+    left, right = np.zeros((16, 32), np.int64), np.zeros((32, 8), np.int64)
+    for lane in range(LANES):
+        row, column = lane // 4, 4 * (lane % 4)
+        for register in range(4):
+            down, across = 8 * (register % 2), column + 16 * (register // 2)
+            codes = np.array([a[lane][register]], np.uint32).view(np.uint8)
+            left[row + down, across : across + 4] = codes
+        for register in range(2):
+            across = column + 16 * register
+            right[across : across + 4, row] = np.array([b[lane][register]], np.uint32).view(np.int8)
+    out = left @ right
+    found = c.copy()
+    for lane in range(LANES):
+        row, column = lane // 4, 2 * (lane % 4)
+        found[lane] += [*out[row, column : column + 2], *out[row + 8, column : column + 2]]
+    return found
+
+
+def run_integers(assembly: str, inputs: list[list[int]]) -> Integers:
+    """What every lane has in `$0 … $3`, given `$4 …`."""
+    lanes: list[dict[str, int]] = [{f"${4 + i}": value for i, value in enumerate(given)} for given in inputs]
+    results = np.zeros((LANES, 4), np.int64)
+    for line in filter(None, (line.strip() for line in assembly.splitlines())):
+        if line[0] in "{}.":
+            continue
+        if line.startswith("mma"):
+            sets = [group.split(", ") for group in re.findall(r"\{([^}]*)\}", line)]
+            assert sets[0] == ["$0", "$1", "$2", "$3"]
+            assert sets[3] == sets[0] or sets[3] == ["z"] * 4
+            first = np.array([[lane["z"]] * 4 for lane in lanes])
+            a = [[lane[name] for name in sets[1]] for lane in lanes]
+            b = [[lane[name] for name in sets[2]] for lane in lanes]
+            results = multiplied_bytes(a, b, first if sets[3][0] == "z" else results)
+            continue
+        operation, rest = line.rstrip(";").split(" ", 1)
+        target, *arguments = rest.split(", ")
+        for lane in lanes:
+            lane[target] = execute(operation, *(lane[x] if x in lane else int(x, 0) for x in arguments))
+    return results
+
+
 @pytest.mark.parametrize("words", [2, 4])
-def test_two_rows_times_eight_units(words: int, bits: int) -> None:
+def test_sixteen_rows_of_int4_times_a_slice(words: int) -> None:
+    """Upper and lower bytes of four units, each with the weights of one: the lanes of that unit have both."""
+    random = np.random.default_rng(words)
+    unit = 32 * words
+    codes = random.integers(0, 16, (4, 16, unit))  # of each unit of a slice
+    codes[:, :, :2] = 0, 15
+    x = random.integers(-128, 128, (4, 2, unit))  # a unit's upper and lower bytes
+    x[:, :, 0] = -128
+
+    def packed_input(quarter: NDArray[np.int64]) -> list[int]:
+        """Four bytes a register: those beside the even codes of a word, then the odd ones."""
+        quarter = np.concatenate([[word[::2], word[1::2]] for word in quarter.reshape(-1, 8)])
+        return [int(each) for each in quarter.astype(np.int8).reshape(-1, 4).view(np.uint32).flatten()]
+
+    text = {2: lone_codes._PRODUCT_2, 4: lone_codes._PRODUCT_4}[words]
+    for number in range(4):
+        inputs = []
+        for lane in range(LANES):
+            a, mine = lane // 4, slice(unit // 4 * (lane % 4), unit // 4 * (lane % 4 + 1))
+            stored = [
+                sum(int(code) << 4 * place for place, code in enumerate(word))
+                for row in (a, a + 8)
+                for word in codes[number, row, mine].reshape(-1, 8)
+            ]
+            inputs.append(stored + packed_input(x[a // 2, a % 2, mine]))
+        found = run_integers(text.value, inputs) - 0x4B400000
+        for lane in filter(lambda lane: lane % 4 == number, range(LANES)):
+            own = codes[number, [lane // 4, lane // 4 + 8]] @ x[number].T
+            assert found[lane].tolist() == own.flatten().tolist()
+
+
+def test_sums_stay_within_what_a_float_counts_by_one() -> None:
+    """The largest codes and bytes of a unit, from 1.5 · 2²³ on, in both directions."""
+    assert 15 * 2**7 * 128 < 2**22
+
+
+@pytest.mark.parametrize("bits", [5, 6])
+@pytest.mark.parametrize("words", [2, 4])
+def test_two_rows_of_two_planes_times_eight_units(words: int, bits: int) -> None:
     random = np.random.default_rng(words)
     unit = 32 * words
     codes = random.integers(0, 2**bits, (2, 8, unit))
@@ -101,17 +182,17 @@ def test_two_rows_times_eight_units(words: int, bits: int) -> None:
         a, b = lane // 4, lane % 4
         mine = slice(8 * words * b, 8 * words * (b + 1))
         stored = plane(a, mine, 0, 4)
-        if bits > 4:  # elements of 16 bits have a sign
-            stored += [part | (0xFFFF0000 if part >> 15 else 0) for part in plane(a, mine, 4, bits - 4)]
+        # Elements of 16 bits have a sign.
+        stored += [part | (0xFFFF0000 if part >> 15 else 0) for part in plane(a, mine, 4, bits - 4)]
         share = x[a, mine].reshape(-1, 8)
         pairs = [packed(word[place], word[place + 4]) for word in share for place in range(4)]
         inputs.append(stored + pairs)
         ones.append(pairs)
     products = {
-        (2, 4): lone_codes._PRODUCT_2, (4, 4): lone_codes._PRODUCT_4, (2, 5): lone_codes._INT5_2,
-        (4, 5): lone_codes._INT5_4, (2, 6): lone_codes._INT6_2, (4, 6): lone_codes._INT6_4,
+        (2, 5): lone_planes._INT5_2, (4, 5): lone_planes._INT5_4, (2, 6): lone_planes._INT6_2,
+        (4, 6): lone_planes._INT6_4,
     }  # fmt: skip
-    total = {2: lone_codes._SUM_2, 4: lone_codes._SUM_4}[words]
+    total = {2: lone_planes._SUM_2, 4: lone_planes._SUM_4}[words]
     found, sums = run(products[words, bits].value, inputs), run(total.value, ones)
     for lane in range(LANES):
         a, b = lane // 4, lane % 4

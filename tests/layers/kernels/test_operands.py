@@ -28,7 +28,8 @@ CUDABackend.make_cubin = lambda *_: b""
 found = {}
 for name, (kind, tile) in json.loads(sys.argv[1]).items():
     linear.LONE = frozenset({kind} if name.startswith("lone") else ())
-    linear.codes_tile = linear.bf16_tile = linear.byte_tile = lambda *_, **__: Fragments(*tile)
+    for each in ("codes", "planes", "byte", "bf16"):
+        setattr(linear, each + "_tile", lambda *_, **__: Fragments(*tile))
     linear.SKINNY_BYTES = 0
     columns = 1280 if "rounds" in name else 1024  # of which some warps have less than others
     with dry_run(H200) as launches:
@@ -53,13 +54,13 @@ print(json.dumps(found))
 """
 TILES = {
     "skinny": ("int4", None),
-    "lone_codes": ("int4", (8, 4, 0, False)),
-    "lone_codes, in rounds": ("int4", (4, 2, 1, True)),
-    "lone_codes, many rows": ("int4", (16, 1, 1, False)),
-    "lone_codes, five bits": ("int5", (8, 4, 0, False)),
-    "lone_codes, five bits in rounds": ("int5", (4, 2, 1, True)),
-    "lone_codes, six bits": ("int6", (8, 4, 0, False)),
-    "lone_codes, six bits in rounds": ("int6", (4, 2, 1, True)),
+    "lone_codes": ("int4", (16, 4, 0, False)),
+    "lone_codes, in rounds": ("int4", (16, 2, 1, True)),
+    "lone_codes, many rows": ("int4", (32, 1, 1, False)),
+    "lone_planes, five bits": ("int5", (8, 4, 0, False)),
+    "lone_planes, five bits in rounds": ("int5", (4, 2, 1, True)),
+    "lone_planes, six bits": ("int6", (8, 4, 0, False)),
+    "lone_planes, six bits in rounds": ("int6", (4, 2, 1, True)),
     "lone_byte, FP8": ("fp8", (8, 4, 0, False)),
     "lone_byte, FP8 in rounds": ("fp8", (4, 2, 1, True)),
     "lone_byte, int8": ("int8", (8, 4, 0, False)),

@@ -27,8 +27,8 @@ SHARED_BYTES = {"RTX 2080": 64 * KIB, "A100": 163 * KIB, "RTX 3060": 99 * KIB, "
                 "H200": 227 * KIB, "RTX 5060": 99 * KIB}  # fmt: skip
 # Formats from Ampere on (`FORMATS`), and kernels that need a matrix unit that Triton multiplies on, or bf16.
 NOT_ON_TURING = {
-    "dequantize_planes", "lone_bf16", "lone_byte", "lone_codes", "lone_ggml", "sixteenth", "skinny",
-    "skinny_planes",
+    "dequantize_planes", "lone_bf16", "lone_byte", "lone_codes", "lone_ggml", "lone_planes", "sixteenth",
+    "skinny", "skinny_planes",
 }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def test_a_product_is_torchs(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "LONE_OUTPUTS", outputs)
         patch.setattr(kernels, "PLANES_ROWS", 16)
-        patch.setattr(kernels, "codes_tile", lambda *_, **__: Fragments(8, 2))
+        patch.setattr(kernels, "planes_tile", lambda *_, **__: Fragments(8, 2))
         patch.setattr(kernels, "skinny_tile", lambda *_, **__: (16, 2, 2, True))
         y = product(x, weights, bias=bias, dtype=torch.float32)
     close(y, linear(x.float(), weights.wide(torch.float32), bias))
@@ -64,7 +64,7 @@ def test_norm_bias_swiglu_and_residual(
     kind: FormatName, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "LONE_OUTPUTS", 16)
-    monkeypatch.setattr(kernels, "codes_tile", lambda *_, **__: Fragments(4, 2))
+    monkeypatch.setattr(kernels, "planes_tile", lambda *_, **__: Fragments(8, 2))
     monkeypatch.setattr(kernels, "skinny_tile", lambda *_, **__: (16, 2, 2, True))
     weights = stored(kind, 36, 640, device, 64)
     for parts in PARTS:

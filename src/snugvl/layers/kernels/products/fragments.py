@@ -130,15 +130,15 @@ def inputs_of(
 
 
 @triton.jit
-def _halved(v, thread, STEP: tl.constexpr, T: tl.constexpr, R: tl.constexpr):
+def halved(v, thread, STEP: tl.constexpr, T: tl.constexpr, R: tl.constexpr):
     """`[T, R]` as `[T, R / 2]`: of two lanes STEP apart one has the first half's sums, one the second's."""
     first, second = tl.split(tl.permute(tl.reshape(v, [T, 2, R // 2]), [0, 2, 1]))
     later = (thread // STEP % 2 == 1)[:, None]
-    return tl.where(later, second, first) + _other(tl.where(later, first, second), STEP)
+    return tl.where(later, second, first) + other(tl.where(later, first, second), STEP)
 
 
 @triton.jit
-def _other(v, STEP: tl.constexpr):
+def other(v, STEP: tl.constexpr):
     """The value of the lane STEP away."""
     return tl.inline_asm_elementwise(_OTHER, "=f,f,r", [v, STEP], dtype=tl.float32, is_pure=True, pack=1)
 
@@ -160,26 +160,26 @@ def summed(v, thread, T: tl.constexpr, R: tl.constexpr, ASSEMBLY: tl.constexpr):
     if not ASSEMBLY:
         y = tl.sum(v, 0)
     elif R == 2:
-        v = _halved(v, thread, 1, T, 2)
+        v = halved(v, thread, 1, T, 2)
         for bit in tl.static_range(1, 5):
-            v += _other(v, 1 << bit)
+            v += other(v, 1 << bit)
         y = tl.sum(tl.reshape(v, [T // 2, 2]), 0) * 0.0625
     elif R == 4:
-        v = _halved(_halved(v, thread, 1, T, 4), thread, 2, T, 2)
+        v = halved(halved(v, thread, 1, T, 4), thread, 2, T, 2)
         for bit in tl.static_range(2, 5):
-            v += _other(v, 1 << bit)
+            v += other(v, 1 << bit)
         turned = tl.permute(tl.reshape(v, [T // 4, 2, 2]), [0, 2, 1])
         y = tl.sum(tl.reshape(turned, [T // 4, 4]), 0) * 0.125
     elif R == 8:
-        v = _halved(_halved(_halved(v, thread, 1, T, 8), thread, 2, T, 4), thread, 4, T, 2)
+        v = halved(halved(halved(v, thread, 1, T, 8), thread, 2, T, 4), thread, 4, T, 2)
         for bit in tl.static_range(3, 5):
-            v += _other(v, 1 << bit)
+            v += other(v, 1 << bit)
         turned = tl.permute(tl.reshape(v, [T // 8, 2, 2, 2]), [0, 3, 2, 1])
         y = tl.sum(tl.reshape(turned, [T // 8, 8]), 0) * 0.25
     else:
-        v = _halved(_halved(v, thread, 1, T, 16), thread, 2, T, 8)
-        v = _halved(_halved(v, thread, 4, T, 4), thread, 8, T, 2)
-        v += _other(v, 16)
+        v = halved(halved(v, thread, 1, T, 16), thread, 2, T, 8)
+        v = halved(halved(v, thread, 4, T, 4), thread, 8, T, 2)
+        v += other(v, 16)
         turned = tl.permute(tl.reshape(v, [T // 16, 2, 2, 2, 2]), [0, 4, 3, 2, 1])
         y = tl.sum(tl.reshape(turned, [T // 16, 16]), 0) * 0.5
     return y

@@ -26,6 +26,7 @@ from snugvl.layers.kernels.products.gemv import gemv
 from snugvl.layers.kernels.products.lone_bf16 import lone_bf16
 from snugvl.layers.kernels.products.lone_byte import TAIL_ROWS, lone_byte
 from snugvl.layers.kernels.products.lone_codes import lone_codes
+from snugvl.layers.kernels.products.lone_planes import lone_planes
 from snugvl.layers.kernels.products.planes import skinny_planes
 from snugvl.layers.kernels.products.skinny import skinny
 from snugvl.layers.kernels.products.tiles import (
@@ -35,8 +36,10 @@ from snugvl.layers.kernels.products.tiles import (
     byte_tile,
     codes_tile,
     matrix_tile,
+    planes_tile,
     skinny_tile,
     vector_tile,
+    widest_codes,
 )
 from snugvl.layers.kernels.products.weights import STORED_AS, operands, planes_of
 from snugvl.layers.kernels.rows import normed
@@ -161,8 +164,10 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int, norm: torch.Tens
         return False
     if weights.format == "bf16":
         fast = weights.data.dtype == x.dtype and weights.columns % 8 == 0 and usable("lone_bf16")
+    elif weights.upper is not None:
+        fast = weights.group <= GROUP and usable("lone_planes")
     elif FORMATS[weights.format].zero:
-        fast = weights.group <= GROUP and usable("lone_codes")
+        fast = weights.group <= GROUP and weights.columns <= widest_codes(weights) and usable("lone_codes")
     else:
         fast = usable("lone_byte")
     return fast and _aligned(weights.data, weights.upper, x, norm) and (_unpacks(x) or not x.is_cuda)
@@ -192,14 +197,17 @@ def _lone(
     data, scale, zero = _words(weights)
     behind = (bias, residual, out, wide, last, outputs, beside.eps)
     form, units = FORMATS[weights.format], hardware_of(x.device).units
-    tile = (codes_tile if form.zero else byte_tile)(outputs, weights, units, swiglu=beside.swiglu)
+    tile_of = planes_tile if form.upper else codes_tile if form.zero else byte_tile
+    tile = tile_of(outputs, weights, units, swiglu=beside.swiglu)
     programs, constants = _by_fragments(x, weights, beside, tile, outputs)
     constants |= {"WIDE": triton.next_power_of_2(weights.columns), "TAIL": more, "EACH_TAIL": TAIL_ROWS}
     grid = (programs + more // TAIL_ROWS,)
-    if form.zero:
-        upper = data if weights.upper is None else weights.upper
+    if form.upper:
         constants |= {"BITS": form.bits, "UNIT": weights.group}
-        lone_codes[grid](x, norm, data, upper, scale, zero, *behind, **constants)
+        lone_planes[grid](x, norm, data, weights.upper, scale, zero, *behind, **constants)
+        return
+    if form.zero:
+        lone_codes[grid](x, norm, data, scale, zero, *behind, **constants, UNIT=weights.group)
         return
     blocks = 0 if len(scale) == weights.rows else 2 if outputs % beside.outputs(tile.rows) else 1
     lone_byte[grid](

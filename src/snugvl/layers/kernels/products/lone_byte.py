@@ -20,7 +20,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.products.fragments import (
     PAIRS,
-    _other,
     beside,
     beside_words,
     finish,
@@ -30,6 +29,7 @@ from snugvl.layers.kernels.products.fragments import (
     inputs_of,
     loaded,
     mma,
+    other,
     own_of,
     summed,
     takes,
@@ -95,8 +95,8 @@ def _powers(v, T: tl.constexpr):
     `v`: a thread's values `[T, 2, 8]`; four neighbours have a unit.
     """
     most = tl.max(tl.max(tl.abs(v.to(tl.float32)), 2), 1)
-    most = tl.maximum(most, _other(most, 1))
-    most = tl.maximum(most, _other(most, 2))
+    most = tl.maximum(most, other(most, 1))
+    most = tl.maximum(most, other(most, 2))
     exponent = tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 16)[:, None]  # of zeros, too
     power = ((2 * 127 + 8 - exponent) << 23).to(tl.float32, bitcast=True)
     return power, ((exponent - 8) << 23).to(tl.float32, bitcast=True)

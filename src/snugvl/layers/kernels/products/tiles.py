@@ -7,7 +7,8 @@ import triton
 from snugvl.core.formats import FORMATS
 from snugvl.layers.weights import Weights
 
-CODES_REGISTERS, BF16_REGISTERS, BYTE_REGISTERS = 200, 160, 220  # of a thread, for weights and input
+# Registers of a thread for weights and input.
+CODES_REGISTERS, LARGE_REGISTERS, PLANES_REGISTERS, BF16_REGISTERS, BYTE_REGISTERS = 260, 200, 200, 160, 220
 SMALL = 64  # tokens; up to here a product is bound by its weights
 HEAD_OUTPUTS = 65536  # more than any layer has
 FEW_UNITS = 64  # multiprocessors; cards of 24 to 36 have tiles of their own
@@ -52,7 +53,33 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
 
 
 def codes_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> Fragments:
-    """Tile of `lone_codes`: the fastest of those measured for int4 that fits the registers."""
+    """Tile of `lone_codes`: the fastest of those measured that fits the registers."""
+    columns, few = weights.columns, units < FEW_UNITS
+    if swiglu:
+        tile = Fragments(16, 4 if columns <= 3072 else 8, 2)
+    elif outputs >= 6144:
+        tile = Fragments(16, 4, 2) if few else Fragments(32, 4)
+    else:
+        tile = Fragments(16, 4 if columns <= 2048 else 8, soon=columns > 6144 or not few)
+    sizes = columns, 4 * weights.group, *_codes_registers(weights)
+    if _within(LARGE_REGISTERS, tile, *sizes, fewest=16) != tile:  # more warps would leave more of them idle
+        tile = replace(tile, rows=16, rounds=0)
+    return _within(CODES_REGISTERS, tile, *sizes, fewest=16)
+
+
+def widest_codes(weights: Weights) -> int:
+    """The most columns that `lone_codes` has registers for."""
+    of_row, of_input = _codes_registers(weights)
+    return int(CODES_REGISTERS // (16 * of_row + of_input)) * 8 * 4 * weights.group
+
+
+def _codes_registers(weights: Weights) -> tuple[float, int]:
+    """Registers of a thread that a slice of four units takes: of a row, and of the input."""
+    return weights.group / 64 + 0.25, weights.group // 16 + 2  # with a scale and a zero point for eight rows
+
+
+def planes_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> Fragments:
+    """Tile of `lone_planes`: the fastest of those measured for int4 by fragments that fits the registers."""
     columns, few = weights.columns, units < FEW_UNITS
     if swiglu:
         tile = Fragments(8, 4, 4)
@@ -66,8 +93,7 @@ def codes_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> F
         tile = Fragments(8 if columns <= 6144 or few else 4, 4, soon=True)
     words = weights.group // 32
     upper = 0 if weights.upper is None else -(-weights.upper.element_size() * words // 4)
-    # So tiles that were measured with int4 fit for few multiprocessors, and beside a second plane.
-    most = CODES_REGISTERS + 40 * (swiglu if upper else few)
+    most = PLANES_REGISTERS + 40 * swiglu  # so tiles that were measured with int4 fit beside a second plane
     return _within(most, tile, columns, 8 * weights.group, words + upper + 2, 4 * words, fewest=4)
 
 
@@ -100,7 +126,7 @@ def byte_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> Fr
 
 
 def _within(
-    most: int, tile: Fragments, columns: int, slice_: int, of_row: int, of_input: int, *, fewest: int
+    most: int, tile: Fragments, columns: int, slice_: int, of_row: float, of_input: int, *, fewest: int
 ) -> Fragments:
     """The tile with fewer rows, then with more warps, then without rounds, until `most` registers are enough.
 
