@@ -106,7 +106,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     "int4": Format(
         (4,),
         zero=True,
-        instructions=3.6,
+        instructions=3.3,
         measured={"pocket": 0.00352, CODER: 0.0374, SMOLLM2: 0.141},
         differ="differ noticeably (small models more, large ones less)",
         written=(4.75, 0.131, 0.0509),

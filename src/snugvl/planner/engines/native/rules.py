@@ -62,7 +62,7 @@ class NativeRules(EngineRules):
     has_parts = True
     pooled = True
     in_process = True
-    pace = Pace(15e-6, 67e-6, within=1.25, step_s=1e-4, computes=True, cards=MEASURED)
+    pace = Pace(15e-6, 60e-6, within=1.25, step_s=1e-4, computes=True, cards=MEASURED)
 
     def options(self, model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Reason:
         """Formats, best first; on a GPU each with all its parts. A GGUF is taken as our engine holds it.
