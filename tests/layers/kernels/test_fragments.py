@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from snugvl.layers.kernels.products import lone_bf16, lone_byte, lone_codes, lone_planes
 from tests.layers.kernels.test_unpack import execute
 from tests.layers.kernels.test_unpack import halves as bf16_halves
+from tests.layers.kernels.test_unpack import run as registers
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -154,6 +155,18 @@ def test_sixteen_rows_of_int4_times_a_slice(words: int) -> None:
         for lane in filter(lambda lane: lane % 4 == number, range(LANES)):
             own = codes[number, [lane // 4, lane // 4 + 8]] @ x[number].T
             assert found[lane].tolist() == own.flatten().tolist()
+
+
+def test_four_integers_of_an_input_become_four_upper_bytes_or_four_lower_ones() -> None:
+    """1.5 · 2²³ was added to all, and half of an upper byte's step where those are wanted."""
+    values = [-16384, -129, -1, 16320]
+    for byte, more in ((0x51, 128), (0x40, 0)):
+        floats = np.array(values, np.float32) + np.float32(0x00C00000 + more)
+        (packed,) = registers(lone_codes._BYTES.value, 1, *floats.view(np.uint32).tolist(), byte)
+        found = np.array([packed], np.uint32).view(np.int8).astype(int)
+        upper = [(value + 128) // 256 for value in values]
+        expected = upper if more else [value - 256 * high for value, high in zip(values, upper, strict=True)]
+        assert found.tolist() == expected
 
 
 def test_sums_stay_within_what_a_float_counts_by_one() -> None:

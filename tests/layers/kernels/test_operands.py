@@ -116,3 +116,22 @@ def test_the_first_axis_is_the_threads(compiled: dict[str, tuple[str, int, str]]
         for layout in re.findall(r"tensor<\d+x\d+x[if]32, (#\w+)>", line):
             threads = threads_of(named[layout])
             assert threads == [(1 << bit, 0) for bit in range(len(threads))], named[layout]
+
+
+@pytest.mark.parametrize("name", [name for name in TILES if name.startswith("lone")])
+def test_sums_over_warps_are_of_all_lanes(compiled: dict[str, tuple[str, int, str]], name: str) -> None:
+    """Where lanes are added up, too, they have to be the highest bits of a lane's number.
+
+    Triton lets those lanes write for other warps whose higher bits are 0, whichever lie along the axis:
+    with others some sums are never written, and what is read in their place was there before.
+    """
+    text = compiled[name][2]
+    named = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+    sums = re.findall(r'"tt\.reduce"\(.*?axis = (\d).*?\}\) : \(tensor<[\dx]+\w+, (#\w+)', text, re.DOTALL)
+    found = [(int(axis), named[layout]) for axis, layout in sums if layout.startswith("#linear")]
+    for axis, layout in found:
+        bases = {part: json.loads(f"[{rest}]") for part, rest in re.findall(BASES, layout)}
+        lanes = [bit for bit, base in enumerate(bases["lane"]) if base[axis]]
+        if any(base[axis] for base in bases["warp"]):
+            assert lanes == list(range(5 - len(lanes), 5)), layout
+    assert found, "no sum of this kind: what is compiled has changed"

@@ -49,9 +49,7 @@ UNITS = tl.constexpr(4)  # of a slice
 MAGIC = tl.constexpr(12582912.0)  # 1.5 · 2²³, 0x4b400000
 _FROM = tl.constexpr("shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;")
 # One byte of each of four words, by number: 0x40 the lowest, 0x51 the next.
-_BYTES = tl.constexpr(
-    "{ .reg .b32 t; prmt.b32 t, $1, $2, $5; prmt.b32 $0, $3, $4, $5; prmt.b32 $0, t, $0, 0x5410; }"
-)
+_BYTES = _assembly("t", "prmt.b32 t, $1, $2, $5;", "prmt.b32 $0, $3, $4, $5;", "prmt.b32 $0, t, $0, 0x5410;")
 
 
 def _product(words: int) -> Iterator[str]:
