@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageFont
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from training.pocket import assets, lettering, looks, scenes, world  # noqa: E402
 

@@ -145,8 +145,8 @@ def detect(image: ImageSource, objects: str | Sequence[str], options: Body) -> C
 
 def chat(messages: Spoken | Sequence[Spoken], asked: Asked, model: str | None) -> Call[Reply]:
     """The request to `/v1/chat/completions`."""
+    chosen = asked.sampling or SamplingParams()  # words in its place are told first
     body = {"messages": [message_of(turn) for turn in turns(messages, asked.system)]}
-    chosen = asked.sampling or SamplingParams()
     sampling = _chosen(chosen)
     if chosen.logprobs is not None:
         sampling |= {"logprobs": True, "top_logprobs": chosen.logprobs}

@@ -222,7 +222,7 @@ class Groups:
             return (16, 4) if self.low else (32, 8 if gated else 4)
         if self.loops:  # operands are in registers as a whole
             return (16 if gated else 32, 4) if self.low else (32 if gated else 64, 8 if gated else 4)
-        if weights.format in ("fp8", "int8") and not self.few:
+        if weights.data.element_size() == 1 and not self.few:  # FP8 and int8
             return 64 if gated else 128, 2 if self.low else 4
         return 32 if gated or self.low else 64, 4
 
