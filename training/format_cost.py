@@ -29,11 +29,12 @@ import json
 import pydoc_data.topics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from training.pocket.format_error import Way, answered, at_answers, compared, fp8_copy
+from training.pocket.format_error import Way, answered, at_answers, compared, fp8_copy, rounded_inputs
 from training.releases import QUESTIONS, RELEASES, SMOLLM2, Release
 
 import machine
@@ -74,6 +75,8 @@ WAYS = {
         Way("int5", Storage("int5")),
         Way("int4, groups of 64", Storage("int4", group=64)),
         Way("int4, groups of 128", Storage("int4")),
+        Way("int4, inputs of 15 bits", Storage("int4"), inputs="15 bits"),
+        Way("int4, inputs of 8 bits", Storage("int4"), inputs="8 bits"),
         Way("bf16, FP8 KV cache", kv="fp8"),
         Way("int4, groups of 32", Storage("int4", group=32)),
         Way("bf16, int8 head", Storage(head="int8")),
@@ -231,7 +234,8 @@ def main() -> None:
         if storage.layers == "fp8":
             folder = fp8 if fp8.exists() else fp8_copy(fp8, judge.folder)
         model = load_model(folder, dtype=way.dtype, device=given.device, storage=storage)
-        row = judge.judged(model, way.kv, greedy=given.greedy)
+        with rounded_inputs(way.inputs) if way.inputs else nullcontext():
+            row = judge.judged(model, way.kv, greedy=given.greedy)
         results["formats"][way.name] = row | {"seconds": time.perf_counter() - began}
         show(way.name, results["formats"][way.name])
         del model

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -53,21 +53,25 @@ MOST_TOKENS = 96
 MOST_KL, LEAST_TOP1 = 0.01, 0.99
 
 
+Inputs = Literal["fp8", "15 bits", "8 bits"]
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How weights, keys and values are stored, and what it is computed in. `inputs`: those of FP8 too."""
+    """How weights, keys and values are stored, and what it is computed in. `inputs`: what those of products
+    with stored weights are rounded to, if not to that."""
 
     name: str
     storage: Storage = field(default_factory=Storage)
     kv: KVFormat = "bf16"
     dtype: torch.dtype = torch.bfloat16
-    inputs: bool = False
+    inputs: Inputs | None = None
 
 
 WAYS = (
     Way("bf16"),
     Way("fp8", Storage("fp8")),
-    Way("fp8 by fp8 (W8A8)", Storage("fp8"), inputs=True),
+    Way("fp8 by fp8 (W8A8)", Storage("fp8"), inputs="fp8"),
     Way("int8", Storage("int8")),
     Way("int6", Storage("int6")),
     Way("int5", Storage("int5")),
@@ -138,15 +142,26 @@ def at_answers(
 
 
 @contextmanager
-def fp8_inputs() -> Iterator[None]:
-    """Matrices in FP8 blocks get inputs of e4m3, a scale for 128 columns: what FP8 by FP8 would compute."""
+def rounded_inputs(inputs: Inputs) -> Iterator[None]:
+    """Matrices of few bits and in FP8 blocks get rounded inputs, with a scale for 128 columns.
+
+    Args:
+        inputs: "fp8": e4m3, what FP8 by FP8 would compute; "15 bits": integers times a power of two, as
+            the kernel for one row of int4 has them (`lone_codes.py`); "8 bits": integers times any scale.
+    """
     plain = Linear._plain
 
     def rounded(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        if linear.format == "fp8":
+        if linear.format != "bf16":
             groups = x.float().view(*x.shape[:-1], -1, BLOCK)
-            scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-12) / E4M3_MOST
-            x = ((groups / scale).to(torch.float8_e4m3fn).float() * scale).view(x.shape).to(x.dtype)
+            most = groups.abs().amax(-1, keepdim=True).clamp_min(1e-12)
+            if inputs == "fp8":
+                scale = most / E4M3_MOST
+                found = (groups / scale).to(torch.float8_e4m3fn).float() * scale
+            else:
+                scale = (most.log2().floor() - 13).exp2() if inputs == "15 bits" else most / 127
+                found = (groups / scale).round() * scale
+            x = found.view(x.shape).to(x.dtype)
         return plain(linear, x)
 
     with mock.patch.object(Linear, "_plain", rounded):
@@ -190,7 +205,7 @@ def main() -> None:
         for way in WAYS:
             source = fp8 if way.storage.layers == "fp8" else POCKET
             model = load_model(source, dtype=way.dtype, device=given.device, storage=way.storage)
-            with fp8_inputs() if way.inputs else nullcontext():
+            with rounded_inputs(way.inputs) if way.inputs else nullcontext():
                 row = compared(at_answers(model, prompts, answers, way.kv), exact)
             results["formats"][way.name] = row
             print(f"{way.name:<42}{row['relative_error']:>9.2%}{row['kl_nats']:>10.5f}", end="")
