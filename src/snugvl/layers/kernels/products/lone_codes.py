@@ -2,9 +2,9 @@
 
 Codes stay integers: those of a word are masked to bytes, which is less than half the work of making
 floating-point numbers of them. The input becomes integers, too, of 15 bits: each unit of it times a power of
-two that brings its largest number to 2¹³ or more. That loses at most a 2¹⁴th of the unit's largest number, where
-bf16, in which the input comes, has lost up to a 2⁹th of each; sums are exact. Answers lose nothing by it
-(`training/format_cost.py`: KL of a text to float32 0.054 with and without).
+two that brings its largest number to 2¹³ or more. That loses at most a 2¹⁴th of the unit's largest number,
+where bf16, in which the input comes, has lost up to a 2⁹th of each; sums are exact. Answers lose nothing by
+it (`training/format_cost.py`: KL of a text to float32 0.054 with and without).
 
 A unit is a group's columns, a slice four units. The instruction multiplies 16 rows of weights with
 eight columns: the input's upper bytes in the slice's first unit, its lower bytes there, the upper ones in the
