@@ -1,15 +1,18 @@
 """The kernels of a mixture's experts against plain torch (`layers/experts.py`)."""
 
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from snugvl.layers.experts import ExpertRound, Experts, added, chosen, scored
 from snugvl.layers.ggml import GgmlType
+from snugvl.layers.kernels.products import grouped
 from snugvl.layers.kernels.products.grouped import Groups, add, choose_experts, score
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import FormatName
+from snugvl.layers.weights import FormatName, Weights
 from tests.ggml_blocks import stored as blocks
 from tests.layers.kernels.test_linear import close, stored
 
@@ -176,3 +179,33 @@ def test_a_step_without_tokens(device: torch.device) -> None:
     experts = layer("bf16", device)
     ids = torch.empty(0, USED, dtype=torch.int32, device=device)
     assert experts(torch.empty(0, HIDDEN, device=device), ids, ids.float()).shape == (0, USED, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "cores", "gated", "tile", "high"),
+    [
+        ("fp8", 1, True, True, (32, 4), 16),
+        ("fp8", 4, True, True, (64, 2), 16),
+        ("fp8", 32, True, False, (128, 2), 16),
+        ("int8", 256, True, True, (64, 2), 16),
+        ("fp8", 257, True, True, (64, 4), 64),
+        ("fp8", 2048, True, False, (128, 4), 64),
+        ("int4", 32, True, True, (32, 4), 16),
+        ("bf16", 2048, True, False, (64, 4), 64),
+        ("fp8", 32, False, True, (16, 4), 16),
+        ("int4", 2048, False, True, (32, 8), 16),
+    ],
+)
+def test_tiles_are_those_that_were_measured(
+    kind: FormatName, tokens: int, cores: bool, gated: bool, tile: tuple[int, int], high: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of 256 experts, 8 a token, on an H200; without tensor cores those whose operands fit the registers."""
+    monkeypatch.setattr(grouped, "tensor_cores", lambda _: cores)
+    launched: Any = defaultdict(lambda: lambda *_, **__: None)
+    monkeypatch.setattr(grouped, "sort_pairs", launched)
+    groups = Groups(torch.zeros(tokens, 8, dtype=torch.int32), 256)
+    stored = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "bf16": torch.bfloat16}.get(kind, torch.int32)
+    weights = Weights(kind, 1024, 2048, torch.empty(0, dtype=stored))
+    assert groups._tile(weights, gated=gated) == tile
+    assert groups.high == high
