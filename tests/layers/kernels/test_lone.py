@@ -50,14 +50,24 @@ def test_a_byte_by_fragments_is_torchs(
     close(y, linear(x.float(), weights.wide(torch.float32), bias))
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 3e4, 1e30])
-def test_int8_takes_an_input_of_any_size(size: float, device: torch.device) -> None:
-    """Its kernel multiplies float16, which has fewer exponents than bf16."""
-    weights = stored("int8", 64, 512, device)
+def test_an_input_may_have_any_size(size: float, kind: FormatName, device: torch.device) -> None:
+    """int8's kernel multiplies float16, which has fewer exponents than bf16, and int4's integers."""
+    weights = stored(kind, 64, 512, device)
     x = (torch.randn(1, 512) * size).to(device, for_skinny(device))
     x[0, 64:128] = 0  # a unit without a largest number
     y = product(x, weights, dtype=torch.float32)
     close(y / size, linear(x.float() / size, weights.wide(torch.float32)))
+
+
+def test_int4_hides_no_input_that_is_not_a_number(device: torch.device) -> None:
+    """Its kernel makes integers of the input, which have no NaN."""
+    x = torch.randn(1, 512).to(device, for_skinny(device))
+    x[0, 70] = float("nan")
+    y = product(x, stored("int4", 64, 512, device), dtype=torch.float32)
+    assert y is not None
+    assert y.isnan().all()
 
 
 @draws(12)

@@ -8,8 +8,8 @@ The lower four bits of eight codes are a word, as int4 has them. What is above t
 plane in the same order: its two halves are put 16 bits apart, as codes j and j + 4 of a word are, and then
 go above the lower bits, two codes at a time.
 
-Integer products, as int4 has them (`lone_codes.py`), were slower for them on an H200: it takes longer to put
-bits of two planes into bytes.
+Integer products, as int4 has them (`lone_codes.py`), made layers of int6 slower on an H200, and were not
+measured for int5: it takes longer to put bits of two planes into bytes.
 """
 
 from collections.abc import Iterator
